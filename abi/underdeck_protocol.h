@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The contract between a protocol program and whoever runs it.
+ *
+ * A protocol program is eBPF (SEC("syscall")), written in C once. It is called with one `struct ud_cut` and says
+ * which span of the byte stream comes next. It runs in user space (the preload library) and, later, in the kernel
+ * module; it owns nothing but `state`, keeps no maps and calls no helpers.
+ *
+ *     bytes ──> cut() ──> [metadata n][opaque n][metadata n] …
+ *
+ * The context holds no pointers and is the same on both sides of every privilege boundary.
+ */
+#ifndef UNDERDECK_PROTOCOL_H
+#define UNDERDECK_PROTOCOL_H
+
+#ifdef __bpf__
+typedef unsigned char ud_u8;
+typedef unsigned int ud_u32;
+typedef unsigned long long ud_u64;
+#else
+#include <stdint.h>
+typedef uint8_t ud_u8;
+typedef uint32_t ud_u32;
+typedef uint64_t ud_u64;
+#endif
+
+/* Version of this contract; an object names the one it was built for in its "underdeck" section (UD_PROTOCOL). */
+#define UD_PROTOCOL_VERSION 1
+
+/* Bytes of the stream that a program sees at once (the paper's default). A power of two. */
+#define UD_WINDOW 256
+/* 64-bit words of per-connection memory, shared by both directions, zero when the connection begins. */
+#define UD_STATE_WORDS 8
+
+/* Direction of the stream in `window`, seen from the process that holds the socket. */
+enum ud_direction {
+	UD_RX = 0, /* bytes that the process receives */
+	UD_TX = 1, /* bytes that the process sends */
+};
+
+/* Who opened the connection. */
+enum ud_role {
+	UD_SERVER = 0, /* accepted: RX carries requests, TX responses */
+	UD_CLIENT = 1, /* connected: TX carries requests, RX responses */
+};
+
+/* What the program says of the bytes at window[0]. */
+enum ud_verdict {
+	/* The next `span` bytes are metadata: the process must see them. 1 <= span <= len. */
+	UD_METADATA = 1,
+	/* The next `span` bytes are payload that nobody needs to look at. 1 <= span, may reach far beyond the window;
+	 * UD_UNTIL_CLOSE: to the end of the stream. */
+	UD_OPAQUE = 2,
+	/* `len` bytes do not decide; ask again with more. Only valid while len < UD_WINDOW. */
+	UD_NEED_MORE = 3,
+	/* Leave this connection alone, in both directions and for good. */
+	UD_PASS = 4,
+};
+
+#define UD_UNTIL_CLOSE (~(ud_u64)0)
+
+struct ud_cut {
+	ud_u8 window[UD_WINDOW];      /* in: the next bytes of the stream; zero beyond `len` is NOT promised */
+	ud_u32 len;                   /* in: how many of them are valid, 1..UD_WINDOW */
+	ud_u32 direction;             /* in: enum ud_direction */
+	ud_u32 role;                  /* in: enum ud_role */
+	ud_u32 verdict;               /* out: enum ud_verdict; anything else counts as UD_PASS */
+	ud_u64 span;                  /* out: bytes, for UD_METADATA and UD_OPAQUE */
+	ud_u64 state[UD_STATE_WORDS]; /* in and out: the program's own */
+};
+
+_Static_assert(sizeof(struct ud_cut) == UD_WINDOW + 4 * 4 + 8 + 8 * UD_STATE_WORDS, "struct ud_cut has no padding");
+_Static_assert((UD_WINDOW & (UD_WINDOW - 1)) == 0, "an index is bounded by a mask");
+
+#endif

@@ -1,0 +1,1 @@
+//! Reads proxy configurations and says where payload stays untouched.

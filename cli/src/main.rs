@@ -1,0 +1,2 @@
+//! The command `underdeck`.
+fn main() {}

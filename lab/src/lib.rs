@@ -1,0 +1,1 @@
+//! Test hosts, real proxies and clients as fixtures; tests and bench only.
