@@ -51,7 +51,8 @@ enum ud_verdict {
 	/* The next `span` bytes are payload that nobody needs to look at. 1 <= span, may reach far beyond the window;
 	 * UD_UNTIL_CLOSE: to the end of the stream. */
 	UD_OPAQUE = 2,
-	/* `len` bytes do not decide; ask again with more. Only valid while len < UD_WINDOW. */
+	/* `len` bytes do not decide; ask again with more. Only valid while len < UD_WINDOW. What the program wrote to
+	 * `state` is thrown away. With len == 0: not known before the next byte has come. */
 	UD_NEED_MORE = 3,
 	/* Leave this connection alone, in both directions and for good. */
 	UD_PASS = 4,
@@ -61,7 +62,8 @@ enum ud_verdict {
 
 struct ud_cut {
 	ud_u8 window[UD_WINDOW];      /* in: the next bytes of the stream; zero beyond `len` is NOT promised */
-	ud_u32 len;                   /* in: how many of them are valid, 1..UD_WINDOW */
+	ud_u32 len;                   /* in: how many of them are valid, 0..UD_WINDOW; 0 asks what is known already:
+	                               * UD_OPAQUE and UD_PASS are answers, else UD_NEED_MORE */
 	ud_u32 direction;             /* in: enum ud_direction */
 	ud_u32 role;                  /* in: enum ud_role */
 	ud_u32 verdict;               /* out: enum ud_verdict; anything else counts as UD_PASS */

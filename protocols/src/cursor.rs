@@ -1,0 +1,212 @@
+//! Where one direction of one connection stands between spans.
+
+use crate::abi::{Direction, Role, UD_STATE_WORDS, UNTIL_CLOSE, WINDOW};
+use crate::program::{Cut, Program};
+
+/// Memory of a protocol program for one connection, shared by both directions. Begins as zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    words: [u64; UD_STATE_WORDS as usize],
+    passed: bool,
+}
+
+impl State {
+    /// The state of a connection on which nothing has happened yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        State { words: [0; UD_STATE_WORDS as usize], passed: false }
+    }
+
+    /// Whether the program gave this connection up in either direction.
+    ///
+    /// The other direction's cursor still finishes an opaque span that it is in (its length is exact), then passes too.
+    #[must_use]
+    pub fn is_passed(&self) -> bool {
+        self.passed
+    }
+
+    /// Gives the whole connection up: both cursors pass at the end of the span they are in.
+    pub fn pass(&mut self) {
+        self.passed = true;
+    }
+}
+
+/// What the next byte of a stream is, as far as is known before it has been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It must be shown to the process (or is not known yet).
+    Metadata,
+    /// It begins so many bytes of payload; [`UNTIL_CLOSE`] for all that is to come.
+    Opaque(u64),
+    /// Nobody follows this stream any more.
+    Passed,
+}
+
+/// What a run of bytes turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanKind {
+    /// The process must see them.
+    Metadata,
+    /// Payload: nobody needs to look at them.
+    Opaque,
+    /// The program gave the connection up; these bytes and all that follow are none of our business.
+    Passed,
+}
+
+/// Bytes that have gone by, but that the program wants to see again together with more.
+struct Carry {
+    bytes: [u8; WINDOW],
+}
+
+/// Where one direction of a connection stands. 24 bytes; a carry buffer is allocated once, and only on a connection where a
+/// program asked for more bytes than one slice held.
+#[derive(Default)]
+pub struct Cursor {
+    opaque_left: u64,
+    carry: Option<Box<Carry>>,
+    carried: u16,
+    passed: bool,
+}
+
+const _: () = assert!(size_of::<Cursor>() <= 24);
+
+impl Cursor {
+    /// The cursor at the beginning of a stream.
+    #[must_use]
+    pub const fn new() -> Self {
+        Cursor { opaque_left: 0, carry: None, carried: 0, passed: false }
+    }
+
+    /// What the next byte is, without asking the program. See [`Cursor::settle`].
+    #[must_use]
+    pub fn place(&self) -> Place {
+        match (self.opaque_left, self.passed) {
+            (0, false) => Place::Metadata,
+            (0, true) => Place::Passed,
+            (left, _) => Place::Opaque(left),
+        }
+    }
+
+    /// What the next byte is; asks the program (with an empty window) when the cursor stands between two spans.
+    ///
+    /// [`Cursor::next`] does this at the end of each slice. It is worth asking again when the *other* direction has
+    /// moved in between: a response of 101 makes a tunnel of both.
+    pub fn settle(&mut self, program: &Program, state: &mut State, direction: Direction, role: Role) -> Place {
+        if self.opaque_left == 0 && self.carried == 0 && !self.passed {
+            if state.passed {
+                self.pass();
+            } else {
+                match program.cut(&mut state.words, direction, role, &[], &[]) {
+                    Cut::NeedMore => {}
+                    Cut::Opaque(span) => self.opaque_left = span,
+                    // Nothing is there that could be metadata: a broken program.
+                    Cut::Metadata(_) | Cut::Pass => self.give_up(state),
+                }
+            }
+        }
+        self.place()
+    }
+
+    /// Consumes the beginning of `bytes`, the next bytes of the stream: returns what they are and how many of them
+    /// (at least one, unless `bytes` is empty). Call it again with the rest until all is consumed.
+    ///
+    /// Consecutive metadata spans come as one. Bytes that the program wants to see again together with later ones count
+    /// as metadata. Does not allocate, except for the one carry buffer of the cursor; never panics, whatever the
+    /// program does: a verdict that breaks the contract counts as pass.
+    pub fn next(
+        &mut self,
+        program: &Program,
+        state: &mut State,
+        direction: Direction,
+        role: Role,
+        bytes: &[u8],
+    ) -> (SpanKind, usize) {
+        let mut metadata = 0;
+        loop {
+            let rest = &bytes[metadata..];
+            if rest.is_empty() {
+                self.settle(program, state, direction, role);
+                return (SpanKind::Metadata, metadata);
+            }
+            if self.opaque_left > 0 {
+                return if metadata > 0 { (SpanKind::Metadata, metadata) } else { self.take_opaque(rest.len()) };
+            }
+            if self.passed || state.passed {
+                self.pass();
+                return if metadata > 0 { (SpanKind::Metadata, metadata) } else { (SpanKind::Passed, rest.len()) };
+            }
+            metadata += self.cut(program, state, direction, role, rest);
+        }
+    }
+
+    /// Opaque bytes went by unseen, because they were spliced.
+    ///
+    /// `n` must not exceed what [`Place::Opaque`] said; if it does, the cursor has lost its stream and passes.
+    pub fn skip_opaque(&mut self, n: u64) {
+        if n > self.opaque_left {
+            self.pass();
+        } else if self.opaque_left != UNTIL_CLOSE {
+            self.opaque_left -= n;
+        }
+    }
+
+    /// Gives this direction up.
+    pub fn pass(&mut self) {
+        *self = Cursor { passed: true, ..Cursor::new() };
+    }
+
+    fn give_up(&mut self, state: &mut State) {
+        state.passed = true;
+        self.pass();
+    }
+
+    fn take_opaque(&mut self, available: usize) -> (SpanKind, usize) {
+        let taken = self.opaque_left.min(available as u64);
+        self.skip_opaque(taken);
+        (SpanKind::Opaque, taken as usize)
+    }
+
+    /// One cut at the carried bytes followed by `bytes` (not empty). Returns how many of `bytes` became metadata.
+    fn cut(&mut self, program: &Program, state: &mut State, direction: Direction, role: Role, bytes: &[u8]) -> usize {
+        let carried = usize::from(self.carried);
+        let fresh = &bytes[..bytes.len().min(WINDOW - carried)];
+        let carry: &[u8] = match &self.carry {
+            Some(carry) => &carry.bytes[..carried],
+            None => &[],
+        };
+        match program.cut(&mut state.words, direction, role, carry, fresh) {
+            Cut::Metadata(span) if (span as usize) < carried => {
+                self.drop_carried(span as usize);
+                0
+            }
+            Cut::Metadata(span) => {
+                self.carried = 0;
+                span as usize - carried
+            }
+            Cut::Opaque(span) => {
+                // Carried bytes were given out as metadata already; what is opaque of the fresh ones stays exact.
+                let from_carry = span.min(carried as u64);
+                self.drop_carried(from_carry as usize);
+                self.opaque_left = if span == UNTIL_CLOSE { span } else { span - from_carry };
+                0
+            }
+            Cut::NeedMore => {
+                let carry = self.carry.get_or_insert_with(|| Box::new(Carry { bytes: [0; WINDOW] }));
+                carry.bytes[carried..carried + fresh.len()].copy_from_slice(fresh);
+                self.carried = (carried + fresh.len()) as u16;
+                fresh.len()
+            }
+            Cut::Pass => {
+                self.give_up(state);
+                0
+            }
+        }
+    }
+
+    fn drop_carried(&mut self, n: usize) {
+        if let Some(carry) = &mut self.carry {
+            carry.bytes.copy_within(n..usize::from(self.carried), 0);
+        }
+        self.carried -= n as u16;
+    }
+}
