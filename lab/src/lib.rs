@@ -1,1 +1,26 @@
-//! Test hosts, real proxies and clients as fixtures; tests and bench only.
+//! Real proxies, backends, clients and load generators as fixtures; for tests and bench only.
+//!
+//! In the order of the path of the data: [`client`] -> [`proxy`] -> [`backend`] (misbehaves on demand) or [`files`]
+//! (nginx with sendfile). [`twin`] sends one exchange through two proxies and says where they differ; [`engine`] reads
+//! the counters of the library in a proxy.
+
+pub mod backend;
+pub mod behaviour;
+pub mod client;
+pub mod content;
+pub mod corrupt;
+pub mod engine;
+mod error;
+pub mod files;
+pub mod http;
+pub mod ports;
+pub mod proc;
+pub mod process;
+pub mod proxy;
+pub mod tls;
+pub mod tools;
+pub mod twin;
+pub mod wait;
+pub mod wrk;
+
+pub use error::LabError;

@@ -1,0 +1,72 @@
+//! The fast backend: nginx serving deterministic files with sendfile.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::error::While;
+use crate::ports::Port;
+use crate::process::{Process, pin};
+use crate::proxy::{directory, ready, worker_user, write};
+use crate::tools::Tool;
+use crate::{LabError, content};
+
+/// nginx with one file per size, `/SIZE`, whose content has the size as its seed.
+#[derive(Debug)]
+pub struct Files {
+    process: Process,
+    port: Port,
+    dir: TempDir,
+}
+
+impl Files {
+    /// Starts it, pinned to the given CPUs.
+    pub fn start(sizes: &[u64], cpus: &[usize]) -> Result<Self, LabError> {
+        let dir = directory()?;
+        for size in sizes {
+            let path = dir.path().join(size.to_string());
+            let data = content::bytes(*size, 0, *size as usize);
+            let mut file = std::fs::File::create(&path).doing(|| format!("create {}", path.display()))?;
+            file.write_all(&data).doing(|| format!("write {}", path.display()))?;
+        }
+        let port = Port::free()?;
+        let config = write(dir.path(), "files.conf", &config(dir.path(), port.addr()))?;
+        let mut command = Command::new(Tool::Nginx.path()?);
+        command.arg("-p").arg(dir.path()).arg("-e").arg(dir.path().join("error.log")).arg("-c").arg(config);
+        command.args(["-g", "daemon off;"]);
+        pin(&mut command, cpus);
+        let mut process = Process::spawn("files", dir.path(), command)?;
+        ready(&mut process, port.addr())?;
+        Ok(Self { process, port, dir })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.port.addr()
+    }
+
+    /// The file of a size.
+    pub fn path(&self, size: u64) -> std::path::PathBuf {
+        self.dir.path().join(size.to_string())
+    }
+
+    /// Stops it.
+    pub fn stop(self) -> Result<(), LabError> {
+        self.process.stop()
+    }
+}
+
+fn config(dir: &Path, listen: SocketAddr) -> String {
+    let dir = dir.display();
+    let user = worker_user().map(|user| format!("user {user};")).unwrap_or_default();
+    format!(
+        "{user}\nworker_processes 1;\npid {dir}/files.pid;\nevents {{ worker_connections 4096; }}\nhttp {{\n\
+         client_body_temp_path {dir}/b;\nproxy_temp_path {dir}/p;\nfastcgi_temp_path {dir}/f;\nuwsgi_temp_path {dir}/u;\n\
+         scgi_temp_path {dir}/s;\naccess_log off;\nsendfile on;\nsendfile_max_chunk 512k;\ntcp_nopush on;\n\
+         keepalive_requests 100000000;\nkeepalive_timeout 600s;\nopen_file_cache max=100;\n\
+         server {{ listen {listen} backlog=4096; root {dir}; }}\n}}\n"
+    )
+}

@@ -1,0 +1,148 @@
+//! What `/proc` says of processes: who belongs to whom, CPU time, descriptors.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// Nanoseconds of one clock tick: USER_HZ is 100 in the ABI of every Linux architecture that the lab runs on.
+const TICK: Duration = Duration::from_millis(10);
+
+/// All processes of a process group, zombies left out, in ascending order.
+pub fn of_group(group: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = all().filter(|pid| stat(*pid).is_some_and(|s| s.group == group && !s.zombie)).collect();
+    found.sort_unstable();
+    found
+}
+
+/// The living children of a process, in ascending order.
+pub fn children(parent: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = all().filter(|pid| stat(*pid).is_some_and(|s| s.parent == parent && !s.zombie)).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Whether the process exists and is not a zombie.
+pub fn alive(pid: u32) -> bool {
+    stat(pid).is_some_and(|s| !s.zombie)
+}
+
+fn all() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+struct Stat {
+    parent: u32,
+    group: u32,
+    zombie: bool,
+    user_and_system: Duration,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may hold anything, parentheses too.
+    let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    let ticks = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
+    Some(Stat {
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        user_and_system: TICK * ticks,
+    })
+}
+
+/// CPU time that all threads of a process have used, user and system.
+///
+/// `schedstat` counts nanoseconds; where the kernel lacks it, `utime + stime` of `stat` in ticks.
+pub fn cpu(pid: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let precise: Option<u64> = tasks
+        .map(|task| {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+        })
+        .sum();
+    match precise {
+        Some(ns) if ns > 0 => Duration::from_nanos(ns),
+        _ => stat(pid).map_or(Duration::ZERO, |s| s.user_and_system),
+    }
+}
+
+/// Descriptors of a process, counted by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Sockets of any family.
+    pub sockets: usize,
+    /// Ends of pipes.
+    pub pipes: usize,
+    /// memfds and other deleted files in memory, by name.
+    pub memfds: BTreeMap<String, usize>,
+    /// Files on disk that were deleted (temp files).
+    pub deleted: usize,
+    /// Everything else.
+    pub others: usize,
+}
+
+/// Counts the descriptors of a process. An empty census if it is gone.
+pub fn census(pid: u32) -> Census {
+    let mut census = Census::default();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy();
+        if target.starts_with("socket:") {
+            census.sockets += 1;
+        } else if target.starts_with("pipe:") {
+            census.pipes += 1;
+        } else if let Some(name) = target.strip_prefix("/memfd:") {
+            *census.memfds.entry(name.trim_end_matches(" (deleted)").to_owned()).or_default() += 1;
+        } else if target.ends_with(" (deleted)") {
+            census.deleted += 1;
+        } else {
+            census.others += 1;
+        }
+    }
+    census
+}
+
+/// Files in `/dev/shm` and System V segments whose owner process is `pid` or whose name tells of the engine.
+pub fn shared_memory_left() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("underdeck")).collect()
+}
+
+/// Whether a file is mapped into a process: tells if the preload library is really in it.
+pub fn maps(pid: u32, file: &Path) -> bool {
+    let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return false };
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(name))
+}
+
+/// Resident memory of a process in bytes (`VmRSS`).
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_seen() {
+        let me = std::process::id();
+        assert!(alive(me));
+        assert!(resident(me) > 0);
+        let before = census(me);
+        let pipe = std::io::pipe();
+        assert!(pipe.is_ok());
+        assert!(census(me).pipes >= before.pipes + 2 || before.pipes > 0);
+        let start = cpu(me);
+        let mut x = 0u64;
+        while cpu(me) < start + Duration::from_millis(20) {
+            x = x.wrapping_add(1);
+        }
+        assert!(x > 0);
+    }
+}

@@ -1,0 +1,76 @@
+//! Envoy as a reverse proxy.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::write;
+use crate::LabError;
+use crate::tools::Tool;
+
+const HCM: &str =
+    "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
+const FILE_LOG: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
+const UPSTREAM: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+const FORMAT: &str = "%REQ(:PATH)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
+                      %DOWNSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_SENT% \
+                      %RESPONSE_FLAGS%\n";
+
+/// Envoy, configured.
+#[derive(Clone, Debug)]
+pub struct Envoy {
+    /// `--concurrency`.
+    pub workers: usize,
+}
+
+impl Default for Envoy {
+    fn default() -> Self {
+        Self { workers: 1 }
+    }
+}
+
+impl Envoy {
+    pub(super) fn command(&self, dir: &Path, listen: SocketAddr, backend: SocketAddr) -> Result<Command, LabError> {
+        let at =
+            |addr: SocketAddr| json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}});
+        let manager = json!({
+            "@type": HCM, "stat_prefix": "lab", "codec_type": "HTTP1", "generate_request_id": false,
+            "http_protocol_options": {
+                "accept_http_10": true, "default_host_for_http_10": "lab.test", "enable_trailers": true,
+            },
+            "upgrade_configs": [{"upgrade_type": "websocket"}],
+            "access_log": [{"name": "file", "typed_config": {
+                "@type": FILE_LOG, "path": dir.join("access.log"),
+                "log_format": {"text_format_source": {"inline_string": FORMAT}},
+            }}],
+            "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": [
+                {"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}},
+            ]}]},
+            "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": true}}],
+        });
+        let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": at(backend)}}]}]);
+        let http1 =
+            json!({"explicit_http_config": {"http_protocol_options": {"enable_trailers": true}}, "@type": UPSTREAM});
+        let config = json!({"static_resources": {
+            "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [
+                {"filters": [{"name": "manager", "typed_config": manager}]},
+            ]}],
+            "clusters": [{
+                "name": "backend", "type": "STATIC", "connect_timeout": "5s",
+                "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
+                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http1},
+            }],
+        }});
+        // JSON is YAML.
+        let config = write(dir, "envoy.yaml", &config.to_string())?;
+        let mut command = Command::new(Tool::Envoy.path()?);
+        command.arg("-c").arg(config).arg("--log-path").arg(dir.join("error.log"));
+        command.args(["--concurrency", &self.workers.to_string()]);
+        command.args(["--disable-hot-restart", "--file-flush-interval-msec", "5", "--log-level", "warning"]);
+        command.args(["--drain-time-s", "1", "--parent-shutdown-time-s", "2"]);
+        Ok(command)
+    }
+}

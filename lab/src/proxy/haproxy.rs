@@ -1,0 +1,59 @@
+//! HAProxy as a reverse proxy.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use super::{worker_user, write};
+use crate::LabError;
+use crate::tls::Certificate;
+use crate::tools::Tool;
+
+/// HAProxy, configured.
+#[derive(Clone, Debug)]
+pub struct Haproxy {
+    /// `nbthread`.
+    pub threads: usize,
+    /// `option splice-auto`.
+    pub splice: bool,
+    /// `tune.bufsize`, bytes; None: 16384.
+    pub bufsize: Option<u32>,
+    /// HTTPS to the client.
+    pub tls: bool,
+    /// Reuses connections to the backend.
+    pub keepalive: bool,
+}
+
+impl Default for Haproxy {
+    fn default() -> Self {
+        Self { threads: 1, splice: false, bufsize: None, tls: false, keepalive: true }
+    }
+}
+
+impl Haproxy {
+    pub(super) fn command(
+        &self,
+        dir: &Path,
+        listen: SocketAddr,
+        backend: SocketAddr,
+        certificate: Option<&Certificate>,
+    ) -> Result<Command, LabError> {
+        let user = worker_user().map(|user| format!("user {user}\n    group {user}")).unwrap_or_default();
+        let bufsize = self.bufsize.map(|bytes| format!("tune.bufsize {bytes}")).unwrap_or_default();
+        let splice = if self.splice { "option splice-auto" } else { "" };
+        let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
+        let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
+        let threads = self.threads;
+        let config = format!(
+            "global\n    maxconn 8000\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
+             defaults\n    mode http\n    log global\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
+             timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
+             frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
+             backend backend\n    http-reuse {reuse}\n    server one {backend}\n"
+        );
+        let config = write(dir, "haproxy.cfg", &config)?;
+        let mut command = Command::new(Tool::Haproxy.path()?);
+        command.arg("-db").arg("-f").arg(config);
+        Ok(command)
+    }
+}

@@ -1,0 +1,285 @@
+//! nginx, HAProxy and Envoy, plain or with the preload library, each in a directory of its own.
+
+mod access_log;
+mod envoy;
+mod haproxy;
+mod nginx;
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+pub use access_log::LogLine;
+pub use envoy::Envoy;
+pub use haproxy::Haproxy;
+pub use nginx::{Buffers, Nginx};
+
+use crate::client::Front;
+use crate::error::While;
+use crate::ports::Port;
+use crate::proc::Census;
+use crate::process::{Process, pin};
+use crate::tls::Certificate;
+use crate::{LabError, proc, tools, wait};
+
+const READY: Duration = Duration::from_secs(20);
+const LOGGED: Duration = Duration::from_secs(10);
+
+/// Which proxy, configured how.
+#[derive(Clone, Debug)]
+pub enum Spec {
+    /// nginx.
+    Nginx(Nginx),
+    /// HAProxy.
+    Haproxy(Haproxy),
+    /// Envoy.
+    Envoy(Envoy),
+}
+
+/// Settings of the library for one proxy; None leaves its default.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    /// The library.
+    pub library: PathBuf,
+    /// `UNDERDECK_MIN_BODY`, bytes.
+    pub min_body: Option<u64>,
+    /// `UNDERDECK_MAX_ANCHORED`, bytes per connection.
+    pub max_anchored: Option<u64>,
+    /// Further environment.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Engine {
+    /// The library of this workspace with its defaults.
+    pub fn here() -> Result<Self, LabError> {
+        Ok(Self { library: tools::library()?, min_body: None, max_anchored: None, environment: Vec::new() })
+    }
+
+    /// With another smallest body.
+    pub fn min_body(mut self, bytes: u64) -> Self {
+        self.min_body = Some(bytes);
+        self
+    }
+
+    /// With another limit per connection.
+    pub fn max_anchored(mut self, bytes: u64) -> Self {
+        self.max_anchored = Some(bytes);
+        self
+    }
+
+    fn apply(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.library).env("UNDERDECK_PROTOCOL", "http1").env("UNDERDECK_FORCE", "1");
+        if let Some(bytes) = self.min_body {
+            command.env("UNDERDECK_MIN_BODY", bytes.to_string());
+        }
+        if let Some(bytes) = self.max_anchored {
+            command.env("UNDERDECK_MAX_ANCHORED", bytes.to_string());
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+    }
+}
+
+/// Plain, or with the library.
+#[derive(Clone, Debug)]
+pub enum Mode {
+    /// As it is.
+    Plain,
+    /// With the library preloaded.
+    Underdeck(Engine),
+}
+
+/// A running proxy. Dropping it kills it.
+#[derive(Debug)]
+pub struct Proxy {
+    spec: Spec,
+    process: Process,
+    port: Port,
+    certificate: Option<Certificate>,
+    // Last: the directory goes when the processes are gone.
+    dir: TempDir,
+}
+
+/// A directory in which a worker of another user can read.
+pub(crate) fn directory() -> Result<TempDir, LabError> {
+    let dir = tempfile::Builder::new().prefix("underdeck-lab-").tempdir();
+    let dir = dir.doing(|| "create a temporary directory".to_owned())?;
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).doing(|| format!("chmod {}", dir.path().display()))?;
+    Ok(dir)
+}
+
+pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<PathBuf, LabError> {
+    let path = dir.join(name);
+    std::fs::write(&path, text).doing(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// Polls until somebody accepts connections, or the process has ended.
+pub(crate) fn ready(process: &mut Process, addr: SocketAddr) -> Result<(), LabError> {
+    let opened = wait::until("the port opens", READY, || {
+        if process.exited().is_some() {
+            return Some(false);
+        }
+        TcpStream::connect_timeout(&addr, READY).is_ok().then_some(true)
+    });
+    if matches!(opened, Ok(true)) {
+        return Ok(());
+    }
+    Err(LabError::NotReady { name: process.name().to_owned(), within: READY, stderr: process.stderr_tail() })
+}
+
+impl Spec {
+    /// A short name for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Nginx(_) => "nginx",
+            Self::Haproxy(_) => "haproxy",
+            Self::Envoy(_) => "envoy",
+        }
+    }
+
+    fn tls(&self) -> bool {
+        match self {
+            Self::Nginx(nginx) => nginx.tls,
+            Self::Haproxy(haproxy) => haproxy.tls,
+            Self::Envoy(_) => false,
+        }
+    }
+}
+
+impl Proxy {
+    /// Starts a proxy in front of `backend`.
+    pub fn start(spec: &Spec, mode: &Mode, backend: SocketAddr) -> Result<Self, LabError> {
+        Self::start_on(spec, mode, backend, &[])
+    }
+
+    /// Starts a proxy pinned to the given CPUs.
+    pub fn start_on(spec: &Spec, mode: &Mode, backend: SocketAddr, cpus: &[usize]) -> Result<Self, LabError> {
+        let dir = directory()?;
+        let port = Port::free()?;
+        let certificate = spec.tls().then(|| Certificate::make(dir.path())).transpose()?;
+        let mut command = match spec {
+            Spec::Nginx(nginx) => nginx.command(dir.path(), port.addr(), backend, certificate.as_ref())?,
+            Spec::Haproxy(haproxy) => haproxy.command(dir.path(), port.addr(), backend, certificate.as_ref())?,
+            Spec::Envoy(envoy) => envoy.command(dir.path(), port.addr(), backend)?,
+        };
+        if let Mode::Underdeck(engine) = mode {
+            engine.apply(&mut command);
+        }
+        pin(&mut command, cpus);
+        let mut process = Process::spawn(spec.name(), dir.path(), command)?;
+        ready(&mut process, port.addr())?;
+        Ok(Self { spec: spec.clone(), process, port, certificate, dir })
+    }
+
+    /// Where clients connect to.
+    pub fn front(&self) -> Result<Front, LabError> {
+        let tls = self.certificate.as_ref().map(Certificate::client).transpose()?;
+        Ok(Front { addr: self.port.addr(), tls })
+    }
+
+    /// The process group.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Its directory: configuration, logs, temp files.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The processes that serve clients: nginx's workers, HAProxy or Envoy itself.
+    ///
+    /// Of nginx only live workers of any master of the group, so that it holds during reloads and upgrades.
+    pub fn workers(&self) -> Vec<u32> {
+        let pids = self.process.pids();
+        match self.spec {
+            Spec::Nginx(_) => pids.into_iter().filter(|pid| is_nginx_worker(*pid)).collect(),
+            _ => pids,
+        }
+    }
+
+    /// CPU time of all processes.
+    pub fn cpu(&self) -> Duration {
+        self.process.cpu()
+    }
+
+    /// Descriptors of the workers, summed.
+    pub fn census(&self) -> Vec<Census> {
+        self.workers().into_iter().map(proc::census).collect()
+    }
+
+    /// Bytes in temp files of the proxy that still have a name.
+    pub fn temp_files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.dir.path().join("proxy_temp"), self.dir.path().join("body_temp")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.is_dir() { folders.push(path) } else { found.push(path) }
+            }
+        }
+        found
+    }
+
+    /// All lines of the access log so far.
+    pub fn log(&self) -> Vec<LogLine> {
+        let (file, parse): (_, fn(&str) -> Option<LogLine>) = match self.spec {
+            Spec::Nginx(_) => ("access.log", access_log::nginx),
+            Spec::Haproxy(_) => ("haproxy.stdout", access_log::haproxy),
+            Spec::Envoy(_) => ("access.log", access_log::envoy),
+        };
+        let text = std::fs::read_to_string(self.dir.path().join(file)).unwrap_or_default();
+        // A line without its end is still being written.
+        text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(parse).collect()
+    }
+
+    /// Waits until the access log has `count` lines of the exchange `id`.
+    pub fn logged(&self, id: &str, count: usize) -> Result<Vec<LogLine>, LabError> {
+        wait::until(format!("{count} access-log lines of {id} ({})", self.spec.name()), LOGGED, || {
+            let lines: Vec<LogLine> = self.log().into_iter().filter(|line| line.id == id).collect();
+            (lines.len() >= count).then_some(lines)
+        })
+    }
+
+    /// The end of the proxy's own error log.
+    pub fn error_log(&self) -> String {
+        let text = std::fs::read_to_string(self.dir.path().join("error.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n") + &self.process.stderr_tail()
+    }
+
+    /// Stops it and checks that nothing of it is left: processes, named temp files, the port, shared memory.
+    pub fn stop(self) -> Result<(), LabError> {
+        let Self { spec, process, port, dir, .. } = self;
+        let crashed = process.signal(Signal::CONT).is_err();
+        let leftover = |what: String| Err(LabError::Leftover { name: spec.name().to_owned(), what });
+        if crashed {
+            return leftover(format!("it had ended by itself: {}", process.stderr_tail()));
+        }
+        process.stop()?;
+        if TcpStream::connect_timeout(&port.addr(), Duration::from_millis(200)).is_ok() {
+            return leftover(format!("somebody still listens on {}", port.addr()));
+        }
+        let shm = proc::shared_memory_left();
+        if !shm.is_empty() {
+            return leftover(format!("files in /dev/shm: {shm:?}"));
+        }
+        let name = dir.path().display().to_string();
+        dir.close().doing(|| format!("remove {name}"))
+    }
+}
+
+fn is_nginx_worker(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with("nginx: worker process"))
+}
+
+/// The user that workers run as: `www-data` if we are root, else ourselves.
+pub(crate) fn worker_user() -> Option<&'static str> {
+    rustix::process::getuid().is_root().then_some("www-data")
+}

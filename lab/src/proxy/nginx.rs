@@ -1,0 +1,147 @@
+//! nginx as a reverse proxy.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use super::{worker_user, write};
+use crate::LabError;
+use crate::tls::Certificate;
+use crate::tools::Tool;
+
+/// Response buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffers {
+    /// What nginx comes with: 8 of one page.
+    Default,
+    /// 16 of 64 KiB.
+    Large,
+}
+
+/// nginx, configured.
+#[derive(Clone, Debug)]
+pub struct Nginx {
+    /// Which nginx.
+    pub tool: Tool,
+    /// Its buffers.
+    pub buffers: Buffers,
+    /// `proxy_buffering`.
+    pub buffering: bool,
+    /// `proxy_request_buffering`.
+    pub request_buffering: bool,
+    /// Few buffers, so that a client that does not read makes it spool to temp files.
+    pub temp_files: bool,
+    /// `proxy_cache` with every 200 valid for a minute.
+    pub cache: bool,
+    /// `gzip` for everything.
+    pub gzip: bool,
+    /// HTTPS to the client.
+    pub tls: bool,
+    /// Keeps connections to the backend.
+    pub keepalive: bool,
+    /// `proxy_http_version`.
+    pub upstream_version: &'static str,
+    /// `worker_processes`.
+    pub workers: usize,
+    /// Further lines of the `main` context, for instance `env LD_PRELOAD;`.
+    pub main: String,
+    /// Further lines of the `server` context.
+    pub server: String,
+}
+
+impl Default for Nginx {
+    fn default() -> Self {
+        Self {
+            tool: Tool::Nginx,
+            buffers: Buffers::Default,
+            buffering: true,
+            request_buffering: true,
+            temp_files: false,
+            cache: false,
+            gzip: false,
+            tls: false,
+            keepalive: true,
+            upstream_version: "1.1",
+            workers: 1,
+            main: String::new(),
+            server: String::new(),
+        }
+    }
+}
+
+impl Nginx {
+    /// With 64 KiB buffers.
+    pub fn large() -> Self {
+        Self { buffers: Buffers::Large, ..Self::default() }
+    }
+
+    pub(super) fn command(
+        &self,
+        dir: &Path,
+        listen: SocketAddr,
+        backend: SocketAddr,
+        certificate: Option<&Certificate>,
+    ) -> Result<Command, LabError> {
+        let config = self.config(dir, listen, backend, certificate);
+        let config = write(dir, "nginx.conf", &config)?;
+        let mut command = Command::new(self.tool.path()?);
+        command.arg("-p").arg(dir).arg("-e").arg(dir.join("error.log")).arg("-c").arg(config);
+        command.args(["-g", "daemon off;"]);
+        Ok(command)
+    }
+
+    fn config(&self, dir: &Path, listen: SocketAddr, backend: SocketAddr, certificate: Option<&Certificate>) -> String {
+        let mut server = String::new();
+        self.proxy_lines(&mut server);
+        let ssl = if certificate.is_some() { " ssl" } else { "" };
+        if let Some(certificate) = certificate {
+            let (cert, key) = (certificate.cert.display(), certificate.key.display());
+            let _ = writeln!(server, "ssl_certificate {cert}; ssl_certificate_key {key};");
+        }
+        let dir = dir.display();
+        let user = worker_user().map(|user| format!("user {user};")).unwrap_or_default();
+        let Self { workers, main, server: more, .. } = self;
+        let keepalive = if self.keepalive { "keepalive 64;" } else { "" };
+        let cache = match self.cache {
+            true => format!("proxy_cache_path {dir}/cache keys_zone=lab:1m inactive=10m;"),
+            false => String::new(),
+        };
+        let log = "$request_uri $status $bytes_sent $body_bytes_sent $request_length $upstream_bytes_received \
+                   $upstream_bytes_sent $request_completion";
+        format!(
+            "{user}\nworker_processes {workers};\npid {dir}/nginx.pid;\nerror_log {dir}/error.log info;\n{main}\n\
+             events {{ worker_connections 12000; }}\n\
+             http {{\n\
+             client_body_temp_path {dir}/body_temp;\nproxy_temp_path {dir}/proxy_temp;\n\
+             fastcgi_temp_path {dir}/fastcgi_temp;\nuwsgi_temp_path {dir}/uwsgi_temp;\nscgi_temp_path {dir}/scgi_temp;\n\
+             log_format lab '{log}';\naccess_log {dir}/access.log lab;\n\
+             client_max_body_size 0;\nkeepalive_requests 1000000;\nsendfile on;\nserver_tokens off;\n{cache}\n\
+             map $http_upgrade $lab_connection {{ default upgrade; '' {connection}; }}\n\
+             upstream backend {{ server {backend}; {keepalive} }}\n\
+             server {{\nlisten {listen}{ssl} backlog=4096;\n\
+             location / {{ proxy_pass http://backend; }}\n{server}\n{more}\n}}\n}}\n",
+            connection = if self.keepalive { "''" } else { "close" },
+        )
+    }
+
+    fn proxy_lines(&self, to: &mut String) {
+        let on = |flag: bool| if flag { "on" } else { "off" };
+        let _ = writeln!(to, "proxy_http_version {};", self.upstream_version);
+        let _ = writeln!(to, "proxy_set_header Connection $lab_connection; proxy_set_header Upgrade $http_upgrade;");
+        let _ = writeln!(to, "proxy_buffering {};", on(self.buffering));
+        let _ = writeln!(to, "proxy_request_buffering {};", on(self.request_buffering));
+        if self.buffers == Buffers::Large {
+            to.push_str("proxy_buffer_size 64k; proxy_buffers 16 64k; proxy_busy_buffers_size 128k;\n");
+        }
+        if self.temp_files {
+            to.push_str("proxy_buffers 2 8k; proxy_buffer_size 8k; proxy_busy_buffers_size 8k;\n");
+        }
+        if self.cache {
+            to.push_str("proxy_cache lab; proxy_cache_valid 200 1m; proxy_cache_key $request_uri;\n");
+        }
+        if self.gzip {
+            to.push_str("gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any; gzip_http_version 1.0;\n");
+        }
+    }
+}
