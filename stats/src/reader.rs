@@ -133,26 +133,36 @@ fn by_reason<S: Serializer>(slots: &[u64; SLOTS], to: S) -> Result<S::Ok, S::Err
 impl RoleSnapshot {
     /// Payload bytes that stayed in the kernel all the way, of all that were received: 0 to 1. None without payload.
     pub fn share_anchored(&self) -> Option<f64> {
-        let all = self.bytes_anchored + self.bytes_copied;
+        let all = self.bytes_anchored.saturating_add(self.bytes_copied);
         let kept = self.bytes_anchored.saturating_sub(self.bytes_materialised);
         (all > 0).then(|| kept as f64 / all as f64)
     }
 
     fn add(&mut self, other: &Self) {
-        self.connections += other.connections;
-        self.messages += other.messages;
-        self.messages_anchored += other.messages_anchored;
-        self.messages_copied += other.messages_copied;
-        self.bytes_anchored += other.bytes_anchored;
-        self.bytes_copied += other.bytes_copied;
-        self.bytes_forwarded += other.bytes_forwarded;
-        self.bytes_materialised += other.bytes_materialised;
-        self.bytes_dropped += other.bytes_dropped;
+        add(&mut self.connections, other.connections);
+        add(&mut self.messages, other.messages);
+        add(&mut self.messages_anchored, other.messages_anchored);
+        add(&mut self.messages_copied, other.messages_copied);
+        add(&mut self.bytes_anchored, other.bytes_anchored);
+        add(&mut self.bytes_copied, other.bytes_copied);
+        add(&mut self.bytes_forwarded, other.bytes_forwarded);
+        add(&mut self.bytes_materialised, other.bytes_materialised);
+        add(&mut self.bytes_dropped, other.bytes_dropped);
         for slot in 0..SLOTS {
-            self.copied_by_reason[slot] += other.copied_by_reason[slot];
-            self.materialised_by_reason[slot] += other.materialised_by_reason[slot];
+            add(&mut self.copied_by_reason[slot], other.copied_by_reason[slot]);
+            add(&mut self.materialised_by_reason[slot], other.materialised_by_reason[slot]);
         }
     }
+}
+
+/// Any user can make a memory file with our name and any numbers in it: they must not make a sum overflow.
+fn add(to: &mut u64, n: u64) {
+    *to = to.saturating_add(n);
+}
+
+/// Names come from other users' processes: they must not speak to the reader's terminal.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 impl Snapshot {
@@ -181,7 +191,8 @@ impl Snapshot {
             ErrorKind::PermissionDenied => ReadError::Denied(pid),
             _ => ReadError::Io { path: link.clone(), error },
         })?;
-        let comm = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+        let comm = std::fs::read(process.join("comm")).unwrap_or_default();
+        let comm = String::from_utf8_lossy(&comm);
         Self::parse(&page, pid, comm.trim_end(), inode)
     }
 
@@ -197,8 +208,8 @@ impl Snapshot {
         let name: Vec<u8> = raw.protocol.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
         Ok(Self {
             pid,
-            comm: comm.to_owned(),
-            protocol: String::from_utf8_lossy(&name).into_owned(),
+            comm: printable(comm),
+            protocol: printable(&String::from_utf8_lossy(&name)),
             started_realtime_ns: raw.started_realtime_ns,
             enabled: raw.enabled != 0,
             anchors_open: raw.anchors_open,
@@ -219,14 +230,14 @@ impl Snapshot {
         let mut total = Self { comm: "total".to_owned(), ..Self::default() };
         for one in all {
             total.enabled |= one.enabled;
-            total.anchors_open += one.anchors_open;
-            total.anchors_open_max += one.anchors_open_max;
-            total.bytes_held += one.bytes_held;
-            total.bytes_held_max += one.bytes_held_max;
-            total.pipes_open += one.pipes_open;
-            total.pipes_open_max += one.pipes_open_max;
-            total.resets += one.resets;
-            total.panics += one.panics;
+            add(&mut total.anchors_open, one.anchors_open);
+            add(&mut total.anchors_open_max, one.anchors_open_max);
+            add(&mut total.bytes_held, one.bytes_held);
+            add(&mut total.bytes_held_max, one.bytes_held_max);
+            add(&mut total.pipes_open, one.pipes_open);
+            add(&mut total.pipes_open_max, one.pipes_open_max);
+            add(&mut total.resets, one.resets);
+            add(&mut total.panics, one.panics);
             for role in Role::ALL {
                 total.roles[role as usize].add(one.role(role));
             }

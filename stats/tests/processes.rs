@@ -199,3 +199,18 @@ fn share_anchored_takes_off_what_was_materialised() {
     (role.bytes_anchored, role.bytes_copied, role.bytes_materialised) = (900, 100, 400);
     assert_eq!(role.share_anchored(), Some(0.5));
 }
+
+#[test]
+fn names_and_numbers_of_strangers_do_no_harm() {
+    let child = Child::that(|| {
+        std::fs::write("/proc/self/comm", "a\x1b[2Jb").expect("one's own name");
+        let block = Block::create().expect("a block").block;
+        block.set_protocol(b"\x07bell");
+        Block::add(&block.role(Role::Connected).bytes_anchored, u64::MAX);
+        Block::add(&block.role(Role::Connected).bytes_copied, u64::MAX);
+    });
+    let seen = Snapshot::of_pid(child.pid).expect("a block");
+    assert_eq!((seen.comm.as_str(), seen.protocol.as_str()), ("a?[2Jb", "?bell"));
+    assert_eq!(Snapshot::sum([&seen, &seen]).role(Role::Connected).bytes_anchored, u64::MAX);
+    assert!(seen.role(Role::Connected).share_anchored().is_some());
+}

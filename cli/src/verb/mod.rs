@@ -1,0 +1,9 @@
+//! One file per verb.
+
+pub mod completions;
+pub mod doctor;
+pub mod man;
+pub mod metrics;
+pub mod run;
+pub mod stat;
+pub mod switch;
