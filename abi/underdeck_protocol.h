@@ -71,6 +71,34 @@ struct ud_cut {
 	ud_u64 state[UD_STATE_WORDS]; /* in and out: the program's own */
 };
 
+/* What an object says of itself, in its section "underdeck". */
+struct ud_protocol {
+	ud_u32 version; /* UD_PROTOCOL_VERSION of the contract that it was built for */
+	char name[28];  /* zero-terminated: what a user calls the protocol */
+};
+
+#ifdef __bpf__
+/*
+ * UD_PROTOCOL(http1) { ... } defines the program: the body gets `struct ud_cut *c` and returns 0.
+ *
+ * The verifier lets a global function index the memory that it is given, but not a program its context: hence three
+ * functions. `c` is never null; the verifier wants to see it checked.
+ */
+#define UD_PROTOCOL(NAME)                                                                                              \
+	__attribute__((section("underdeck"), used)) const struct ud_protocol ud_protocol = {UD_PROTOCOL_VERSION, #NAME}; \
+	static inline __attribute__((always_inline)) int NAME##_body(struct ud_cut *c);                                \
+	__attribute__((noinline)) int NAME##_cut(struct ud_cut *c)                                                     \
+	{                                                                                                              \
+		return c ? NAME##_body(c) : 0;                                                                         \
+	}                                                                                                              \
+	__attribute__((section("syscall"), used)) int NAME(struct ud_cut *c)                                           \
+	{                                                                                                              \
+		return NAME##_cut(c);                                                                                  \
+	}                                                                                                              \
+	static inline __attribute__((always_inline)) int NAME##_body(struct ud_cut *c)
+#endif
+
+_Static_assert(sizeof(struct ud_protocol) == 32, "struct ud_protocol has no padding");
 _Static_assert(sizeof(struct ud_cut) == UD_WINDOW + 4 * 4 + 8 + 8 * UD_STATE_WORDS, "struct ud_cut has no padding");
 _Static_assert((UD_WINDOW & (UD_WINDOW - 1)) == 0, "an index is bounded by a mask");
 

@@ -3,7 +3,7 @@
 //! A protocol program is eBPF, written in C once. It cuts a byte stream into spans of metadata, which a proxy must see,
 //! and of payload, which nobody needs to look at. The contract is `abi/underdeck_protocol.h`.
 //!
-//! ```no_run
+//! ```
 //! use underdeck_protocols::{Cursor, Direction, Place, Program, Role, SpanKind, State};
 //!
 //! let http1 = Program::shipped("http1").expect("it is shipped")?;
@@ -21,9 +21,13 @@
 mod abi;
 mod accepted;
 mod cursor;
+mod engine;
+mod leaf;
+mod object;
 mod program;
 
 pub use abi::{Direction, Role, UD_PROTOCOL_VERSION, UNTIL_CLOSE, WINDOW};
 pub use accepted::{Accepted, AcceptedError, Digest};
 pub use cursor::{Cursor, Place, SpanKind, State};
+pub use object::ObjectError;
 pub use program::{EngineKind, LoadError, Program};

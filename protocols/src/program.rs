@@ -1,7 +1,15 @@
 //! A protocol program, loaded and ready to cut.
 
-use crate::abi::{Direction, Role};
-use crate::accepted::Accepted;
+use crate::abi::{Direction, Role, UD_STATE_WORDS, UNTIL_CLOSE, WINDOW, ud_cut, ud_verdict};
+use crate::accepted::{Accepted, Digest};
+use crate::engine::{Engine, Interpreter};
+use crate::object::{self, Code, ObjectError};
+
+/// The objects that the project ships; a test shows each one to the kernel's verifier.
+pub(crate) static SHIPPED: [(&str, &[u8]); 2] = [
+    ("http1", include_bytes!(concat!(env!("OUT_DIR"), "/http1.bpf.o"))),
+    ("lenprefix", include_bytes!(concat!(env!("OUT_DIR"), "/lenprefix.bpf.o"))),
+];
 
 /// What a program said of the bytes at the beginning of its window, checked against the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,27 +35,62 @@ pub enum EngineKind {
 
 /// Why an object cannot be run.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {}
+pub enum LoadError {
+    /// It is no protocol program.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// Its machine code could not be put in memory.
+    #[error("no memory for machine code: {0}")]
+    Memory(std::io::Error),
+}
 
 /// A protocol program. Immutable, shared by all threads.
 #[derive(Debug)]
 pub struct Program {
     name: String,
+    engine: Box<dyn Engine>,
+    kind: EngineKind,
 }
 
 impl Program {
     /// The program of this name that the project ships ("http1", "lenprefix"), or None.
     #[must_use]
     pub fn shipped(name: &str) -> Option<Result<Program, LoadError>> {
-        matches!(name, "http1" | "lenprefix").then(|| Ok(Program { name: name.into() }))
+        Self::shipped_object(name).map(|elf| Self::compiled(object::read(elf)?))
     }
 
-    /// Loads an object file. It is compiled to machine code if its digest is in `accepted`, else interpreted.
+    /// The object file of a shipped program.
+    #[must_use]
+    pub fn shipped_object(name: &str) -> Option<&'static [u8]> {
+        SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, elf)| *elf)
+    }
+
+    /// Names of the shipped programs.
+    pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+        SHIPPED.iter().map(|(name, _)| *name)
+    }
+
+    /// Loads an object file. It is compiled to machine code if it is shipped or its digest is in `accepted`, else
+    /// interpreted.
     ///
     /// # Errors
     /// If it is not an object that the contract allows; see [`LoadError`].
-    pub fn from_object(_elf: &[u8], _accepted: &Accepted) -> Result<Program, LoadError> {
-        Ok(Program { name: String::new() })
+    pub fn from_object(elf: &[u8], accepted: &Accepted) -> Result<Program, LoadError> {
+        let code = object::read(elf)?;
+        if accepted.contains(&Digest::of(elf)) || SHIPPED.iter().any(|(_, shipped)| *shipped == elf) {
+            Self::compiled(code)
+        } else {
+            Ok(Self::interpreted(code, true))
+        }
+    }
+
+    /// Loads an object file into the interpreter, whoever accepted it, and runs nothing but the object's own code: slow,
+    /// for tests and checks.
+    ///
+    /// # Errors
+    /// If it is not an object that the contract allows; see [`LoadError`].
+    pub fn plain(elf: &[u8]) -> Result<Program, LoadError> {
+        Ok(Self::interpreted(object::read(elf)?, false))
     }
 
     /// The name that the object gives itself.
@@ -56,7 +99,62 @@ impl Program {
         &self.name
     }
 
-    pub(crate) fn cut(&self, _: &mut [u64; 8], _: Direction, _: Role, _carry: &[u8], fresh: &[u8]) -> Cut {
-        if fresh.is_empty() { Cut::NeedMore } else { Cut::Pass }
+    /// Which engine runs it.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.kind
+    }
+
+    fn interpreted(code: Code, native_leaves: bool) -> Program {
+        let name = code.name.clone();
+        Program { name, engine: Box::new(Interpreter::new(code, native_leaves)), kind: EngineKind::Interpreter }
+    }
+
+    /// The caller answers for it that the kernel's verifier accepted the object.
+    #[cfg(target_arch = "x86_64")]
+    fn compiled(code: Code) -> Result<Program, LoadError> {
+        let name = code.name.clone();
+        let jit = crate::engine::Jit::new(&code).map_err(LoadError::Memory)?;
+        Ok(Program { name, engine: Box::new(jit), kind: EngineKind::Jit })
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn compiled(code: Code) -> Result<Program, LoadError> {
+        Ok(Self::interpreted(code, true))
+    }
+
+    /// One cut at `carry` followed by `fresh`, together at most a window.
+    pub(crate) fn cut(
+        &self,
+        state: &mut [u64; UD_STATE_WORDS as usize],
+        direction: Direction,
+        role: Role,
+        carry: &[u8],
+        fresh: &[u8],
+    ) -> Cut {
+        let len = carry.len() + fresh.len();
+        let mut cut = ud_cut {
+            window: [0; WINDOW],
+            len: len as u32,
+            direction: direction as u32,
+            role: role as u32,
+            verdict: ud_verdict::UD_PASS,
+            span: 0,
+            state: *state,
+        };
+        let Some(window) = cut.window.get_mut(..len) else { return Cut::Pass };
+        window[..carry.len()].copy_from_slice(carry);
+        window[carry.len()..].copy_from_slice(fresh);
+        if self.engine.run(&mut cut).is_err() {
+            return Cut::Pass;
+        }
+        let verdict = match (cut.verdict, cut.span) {
+            (ud_verdict::UD_METADATA, span @ 1..) if span <= len as u64 => Cut::Metadata(span as u32),
+            (ud_verdict::UD_OPAQUE, span @ 1..=UNTIL_CLOSE) => Cut::Opaque(span),
+            (ud_verdict::UD_NEED_MORE, _) if len < WINDOW => return Cut::NeedMore,
+            _ => return Cut::Pass,
+        };
+        *state = cut.state;
+        verdict
     }
 }
