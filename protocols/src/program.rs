@@ -39,9 +39,6 @@ pub enum LoadError {
     /// It is no protocol program.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// Its machine code could not be put in memory.
-    #[error("no memory for machine code: {0}")]
-    Memory(std::io::Error),
 }
 
 /// A protocol program. Immutable, shared by all threads.
@@ -56,7 +53,7 @@ impl Program {
     /// The program of this name that the project ships ("http1", "lenprefix"), or None.
     #[must_use]
     pub fn shipped(name: &str) -> Option<Result<Program, LoadError>> {
-        Self::shipped_object(name).map(|elf| Self::compiled(object::read(elf)?))
+        Self::shipped_object(name).map(|elf| Ok(Self::compiled(object::read(elf)?)))
     }
 
     /// The object file of a shipped program.
@@ -78,7 +75,7 @@ impl Program {
     pub fn from_object(elf: &[u8], accepted: &Accepted) -> Result<Program, LoadError> {
         let code = object::read(elf)?;
         if accepted.contains(&Digest::of(elf)) || SHIPPED.iter().any(|(_, shipped)| *shipped == elf) {
-            Self::compiled(code)
+            Ok(Self::compiled(code))
         } else {
             Ok(Self::interpreted(code, true))
         }
@@ -111,16 +108,14 @@ impl Program {
     }
 
     /// The caller answers for it that the kernel's verifier accepted the object.
-    #[cfg(target_arch = "x86_64")]
-    fn compiled(code: Code) -> Result<Program, LoadError> {
-        let name = code.name.clone();
-        let jit = crate::engine::Jit::new(&code).map_err(LoadError::Memory)?;
-        Ok(Program { name, engine: Box::new(jit), kind: EngineKind::Jit })
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn compiled(code: Code) -> Result<Program, LoadError> {
-        Ok(Self::interpreted(code, true))
+    ///
+    /// Where there is no compiler for the machine, or no executable memory to be had, the interpreter does it.
+    fn compiled(code: Code) -> Program {
+        #[cfg(target_arch = "x86_64")]
+        if let Ok(jit) = crate::engine::Jit::new(&code) {
+            return Program { name: code.name, engine: Box::new(jit), kind: EngineKind::Jit };
+        }
+        Self::interpreted(code, true)
     }
 
     /// One cut at `carry` followed by `fresh`, together at most a window.
