@@ -7,9 +7,10 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 /// A program about to replace this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +47,8 @@ pub struct Env<'a> {
     pub exec: &'a mut dyn FnMut(&Launch) -> io::Error,
     /// Loads a library into some harmless program and says what the dynamic linker complained of.
     pub try_preload: &'a dyn Fn(&Path) -> Result<(), String>,
-    /// Waits; false: stop, the user has closed stdin.
-    pub pause: &'a mut dyn FnMut(Duration) -> bool,
+    /// Waits and says how long that was; None: stop, the user has closed stdin.
+    pub pause: &'a mut dyn FnMut(Duration) -> Option<Duration>,
 }
 
 impl Env<'_> {
@@ -110,29 +111,24 @@ fn exec(launch: &Launch) -> io::Error {
 }
 
 /// Sleeps, but wakes up when stdin closes.
-fn pause(duration: Duration) -> bool {
+fn pause(duration: Duration) -> Option<Duration> {
     let stdin = io::stdin();
-    let end = std::time::Instant::now() + duration;
+    let start = Instant::now();
     loop {
-        let left = end.saturating_duration_since(std::time::Instant::now());
+        let left = duration.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Some(start.elapsed());
+        }
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return true,
+        match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => match rustix::io::read(&stdin, &mut [0; 256]) {
-                Ok(0) => return false,
+                Ok(0) => return None,
                 Ok(_) => {}
-                // Not readable by us (background job, closed descriptor): plain sleep.
-                Err(_) => {
-                    std::thread::sleep(left);
-                    return true;
-                }
+                // Not readable by us (a background job, a closed descriptor).
+                Err(_) => std::thread::sleep(left),
             },
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => {
-                std::thread::sleep(left);
-                return true;
-            }
+            Err(_) => std::thread::sleep(left),
         }
     }
 }

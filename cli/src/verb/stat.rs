@@ -70,9 +70,25 @@ struct Document<'a> {
     total: Snapshot,
 }
 
+/// The last look, for rates.
+struct Before {
+    snapshots: Vec<Snapshot>,
+    elapsed: Duration,
+}
+
+impl Before {
+    fn of(&self, now: &Snapshot) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|old| old.inode == now.inode)
+    }
+
+    fn per_second(&self, now: u64, old: u64) -> u64 {
+        (now.saturating_sub(old) as f64 / self.elapsed.as_secs_f64()).round() as u64
+    }
+}
+
 /// Reads and prints, once or again and again.
 pub fn stat(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
-    let mut before: Option<Vec<Snapshot>> = None;
+    let mut before: Option<Before> = None;
     loop {
         let now = match read(args.pid, env) {
             Ok(now) => now,
@@ -83,11 +99,12 @@ pub fn stat(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
             }
             Err(error) => return Err(error.into()),
         };
-        print(args, &now, before.as_deref(), env)?;
-        if !args.watch || !(env.pause)(INTERVAL) {
+        print(args, &now, before.as_ref(), env)?;
+        if !args.watch {
             return Ok(Exit::Ok);
         }
-        before = Some(now);
+        let Some(elapsed) = (env.pause)(INTERVAL) else { return Ok(Exit::Ok) };
+        before = Some(Before { snapshots: now, elapsed });
     }
 }
 
@@ -106,7 +123,7 @@ fn read(pid: Option<u32>, env: &Env<'_>) -> Result<Vec<Snapshot>, StatError> {
     })
 }
 
-fn print(args: &Args, now: &[Snapshot], before: Option<&[Snapshot]>, env: &mut Env<'_>) -> Result<(), Failure> {
+fn print(args: &Args, now: &[Snapshot], before: Option<&Before>, env: &mut Env<'_>) -> Result<(), Failure> {
     if args.json {
         let document = Document { schema: SCHEMA, processes: now, total: Snapshot::sum(now) };
         if args.watch {
@@ -124,7 +141,7 @@ fn print(args: &Args, now: &[Snapshot], before: Option<&[Snapshot]>, env: &mut E
         writeln!(env.out)?;
     }
     let text = match (args.pid, now) {
-        (Some(_), [one]) => show::process(one, before.and_then(|all| all.first())),
+        (Some(_), [one]) => show::process(one, before),
         _ => show::table(now, before),
     };
     env.out.write_all(text.as_bytes())?;

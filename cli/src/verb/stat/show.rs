@@ -5,31 +5,28 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 use underdeck_stats::{Reason, Role, RoleSnapshot, Snapshot};
 
+use super::Before;
 use crate::size;
 
 /// One line per process and one for all of them; with `before`, bytes per second instead of the gauges.
-pub fn table(now: &[Snapshot], before: Option<&[Snapshot]>) -> String {
+pub fn table(now: &[Snapshot], before: Option<&Before>) -> String {
     let mut table = plain();
-    let rate = before.is_some();
     let mut head = vec!["PID", "NAME", "PROTOCOL", "STATE", "MESSAGES", "ANCHORED", "COPIED", "MATERIALISED", "SHARE"];
-    head.extend(if rate { ["ANCHORED/S", "COPIED/S", "RESETS"] } else { ["ANCHORS", "PIPES", "RESETS"] });
+    head.extend(if before.is_some() { ["ANCHORED/S", "COPIED/S", "RESETS"] } else { ["ANCHORS", "PIPES", "RESETS"] });
     table.set_header(head);
     for one in now {
-        let earlier = before.and_then(|all| all.iter().find(|old| old.inode == one.inode));
-        table.add_row(line(one, rate, earlier));
+        table.add_row(line(one, before, before.and_then(|before| before.of(one))));
     }
     if now.len() > 1 {
-        let total = Snapshot::sum(now);
-        // Only processes that were there before, or the sum would jump when one starts or ends.
-        let earlier =
-            before.map(|all| Snapshot::sum(now.iter().filter_map(|one| all.iter().find(|old| old.inode == one.inode))));
-        table.add_row(line(&total, rate, earlier.as_ref()));
+        // Rates only of processes that were there before, or the sum would jump when one starts or ends.
+        let old = before.map(|before| Snapshot::sum(now.iter().map(|one| before.of(one).unwrap_or(one))));
+        table.add_row(line(&Snapshot::sum(now), before, old.as_ref()));
     }
     align(&mut table, 4);
     finish(&table)
 }
 
-fn line(one: &Snapshot, rate: bool, earlier: Option<&Snapshot>) -> Vec<String> {
+fn line(one: &Snapshot, before: Option<&Before>, old: Option<&Snapshot>) -> Vec<String> {
     let both = |field: fn(&RoleSnapshot) -> u64| sum_of(one, field);
     let all = both(|role| role.bytes_anchored).saturating_add(both(|role| role.bytes_copied));
     let kept = both(|role| role.bytes_anchored).saturating_sub(both(|role| role.bytes_materialised));
@@ -45,9 +42,10 @@ fn line(one: &Snapshot, rate: bool, earlier: Option<&Snapshot>) -> Vec<String> {
         size::show(both(|role| role.bytes_materialised)),
         share((all > 0).then(|| kept as f64 / all as f64)),
     ];
-    if rate {
+    if let Some(before) = before {
         for field in [(|role| role.bytes_anchored) as fn(&RoleSnapshot) -> u64, |role| role.bytes_copied] {
-            cells.push(per_second(sum_of(one, field), earlier.map(|old| sum_of(old, field))));
+            let rate = old.map(|old| size::show(before.per_second(sum_of(one, field), sum_of(old, field))) + "/s");
+            cells.push(rate.unwrap_or_else(|| "-".to_owned()));
         }
     } else {
         cells.extend([one.anchors_open.to_string(), one.pipes_open.to_string()]);
@@ -58,10 +56,6 @@ fn line(one: &Snapshot, rate: bool, earlier: Option<&Snapshot>) -> Vec<String> {
 
 fn sum_of(one: &Snapshot, field: fn(&RoleSnapshot) -> u64) -> u64 {
     one.roles.iter().map(field).fold(0, u64::saturating_add)
-}
-
-fn per_second(now: u64, earlier: Option<u64>) -> String {
-    earlier.map_or_else(|| "-".to_owned(), |earlier| format!("{}/s", size::show(now.saturating_sub(earlier))))
 }
 
 fn state(one: &Snapshot) -> &'static str {
@@ -92,7 +86,7 @@ const ROWS: [Row; 9] = [
 ];
 
 /// Everything about one process.
-pub fn process(one: &Snapshot, before: Option<&Snapshot>) -> String {
+pub fn process(one: &Snapshot, before: Option<&Before>) -> String {
     let mut text = format!("{} ({}): protocol {}, {}\n\n", one.comm, one.pid, one.protocol, state(one));
     let mut table = plain();
     table.set_header(["", "ACCEPTED", "CONNECTED"]);
@@ -100,7 +94,8 @@ pub fn process(one: &Snapshot, before: Option<&Snapshot>) -> String {
         let cell = |role| {
             let now = field(one.role(role));
             let shown = if bytes { size::show(now) } else { now.to_string() };
-            match before.map(|old| now.saturating_sub(field(old.role(role)))) {
+            let old = before.and_then(|before| Some((before, before.of(one)?)));
+            match old.map(|(before, old)| before.per_second(now, field(old.role(role)))) {
                 None => shown,
                 Some(more) if bytes => format!("{shown}  +{}/s", size::show(more)),
                 Some(more) => format!("{shown}  +{more}/s"),
