@@ -7,8 +7,8 @@ use underdeck_protocols::{Cursor, Direction, Place, Program, Role, SpanKind, Sta
 
 const REQUEST: &[u8] = b"GET /static/big HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 01 Jan 2022 00:00:00 GMT\r\n\
-    Content-Type: application/octet-stream\r\nContent-Length: 1048576\r\nLast-Modified: Sat, 01 Jan 2022 00:00:00 GMT\r\n\
-    Connection: keep-alive\r\nETag: \"61cf9980-100000\"\r\nAccept-Ranges: bytes\r\n\r\n";
+    Content-Type: video/mp4\r\nContent-Length: 1048576\r\nLast-Modified: Sat, 01 Jan 2022 00:00:00 GMT\r\n\
+    Connection: keep-alive\r\nETag: \"61cf9980-100000\"\r\nVary: *\r\n\r\n";
 
 /// One exchange: request head, response head, body gone by unseen.
 fn exchange(program: &Program, state: &mut State, requests: &mut Cursor, responses: &mut Cursor) {

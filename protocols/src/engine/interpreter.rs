@@ -89,7 +89,7 @@ impl Machine<'_> {
                 }
                 _ if is_local_call(insn) => match interpreter.native(insn.imm as usize) {
                     Some(leaf) if self.registers[1] == CONTEXT => {
-                        self.registers[0] = leaf.call(self.cut, self.registers[2], self.registers[3]);
+                        self.registers[0] = leaf.native()(self.cut, self.registers[2], self.registers[3]);
                     }
                     _ => {
                         let frame = self.frames.get_mut(depth).ok_or(Trap)?;
