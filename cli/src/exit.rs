@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::verb::{doctor, metrics, run, stat, switch};
+use crate::verb::{check, doctor, metrics, run, stat, switch};
 
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub enum Failure {
     /// `run` did not start the program.
     #[error(transparent)]
     Run(#[from] run::RunError),
+    /// `check` could not read the configuration.
+    #[error(transparent)]
+    Check(#[from] check::CheckError),
     /// `stat` has nothing to show.
     #[error(transparent)]
     Stat(#[from] stat::StatError),
@@ -63,6 +66,7 @@ impl Failure {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Run(error) => error.exit(),
+            Self::Check(error) => error.exit(),
             Self::Stat(error) => error.exit(),
             Self::Metrics(error) => error.exit(),
             Self::Doctor(error) => error.exit(),

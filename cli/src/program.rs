@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use object::Endianness;
 use object::elf::{self, Machine};
-use object::read::elf::{ElfFile, ElfFile32, ElfFile64, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, ElfFile, ElfFile32, ElfFile64, FileHeader, ProgramHeader};
 use object::{FileKind, Object, ReadCache};
 
 /// Scripts that start scripts: as deep as the kernel follows them.
@@ -21,6 +21,8 @@ pub struct Program {
     pub path: PathBuf,
     /// The interpreter that really runs, when the file is a script.
     pub interpreter: Option<PathBuf>,
+    /// Whether it is linked with OpenSSL's shared library, whose calls the engine sees.
+    pub links_openssl: bool,
 }
 
 /// Why the engine cannot work in a program. Each message ends with what to do.
@@ -139,8 +141,8 @@ impl Program {
             match script_interpreter(&file, looked_at, search)? {
                 Some(next) => interpreter = Some(next),
                 None => {
-                    examine_elf(&file, looked_at)?;
-                    return Ok(Self { path: path.to_owned(), interpreter });
+                    let links_openssl = examine_elf(&file, looked_at)?;
+                    return Ok(Self { path: path.to_owned(), interpreter, links_openssl });
                 }
             }
         }
@@ -191,7 +193,8 @@ fn script_interpreter(file: &File, path: &Path, search: &std::ffi::OsStr) -> Res
     Ok(Some(PathBuf::from(first)))
 }
 
-fn examine_elf(file: &File, path: &Path) -> Result<(), Unfit> {
+/// Whether the program is linked with OpenSSL; or why the engine cannot work in it.
+fn examine_elf(file: &File, path: &Path) -> Result<bool, Unfit> {
     refuse_more_rights(file, path)?;
     let cache = ReadCache::new(file);
     let damaged = |error| Unfit::Damaged { path: path.to_owned(), error };
@@ -200,7 +203,9 @@ fn examine_elf(file: &File, path: &Path) -> Result<(), Unfit> {
         Ok(FileKind::Elf32) => Facts::of(&ElfFile32::parse(&cache).map_err(damaged)?, 32).map_err(damaged)?,
         _ => return Err(Unfit::NotAProgram { path: path.to_owned() }),
     };
-    facts.judge(path)
+    let links_openssl = facts.openssl;
+    facts.judge(path)?;
+    Ok(links_openssl)
 }
 
 /// What an ELF file says of itself, whatever its class.
@@ -209,6 +214,7 @@ struct Facts {
     bits: u32,
     go: bool,
     linker: Option<Vec<u8>>,
+    openssl: bool,
 }
 
 impl Facts {
@@ -231,7 +237,8 @@ impl Facts {
                 }
             }
         }
-        Ok(Self { machine: file.elf_header().e_machine(endian), bits, go, linker })
+        let openssl = needs(file, b"libssl.so")?;
+        Ok(Self { machine: file.elf_header().e_machine(endian), bits, go, linker, openssl })
     }
 
     fn judge(self, path: &Path) -> Result<(), Unfit> {
@@ -250,6 +257,21 @@ impl Facts {
         }
         Ok(())
     }
+}
+
+/// Whether a DT_NEEDED entry begins like this. A program without sections has none that can be read: false.
+fn needs<'data, Elf, R>(file: &ElfFile<'data, Elf, R>, library: &[u8]) -> Result<bool, object::Error>
+where
+    Elf: FileHeader<Endian = Endianness>,
+    R: object::ReadRef<'data>,
+{
+    let (endian, data, sections) = (file.endian(), file.data(), file.elf_section_table());
+    let Some((entries, strings)) = sections.dynamic(endian, data)? else { return Ok(false) };
+    let strings = sections.strings(endian, data, strings)?;
+    Ok(entries
+        .iter()
+        .filter(|entry| entry.tag(endian) == elf::DT_NEEDED)
+        .any(|entry| entry.string(endian, strings).is_ok_and(|name| name.starts_with(library))))
 }
 
 #[cfg(target_arch = "x86_64")]

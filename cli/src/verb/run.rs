@@ -115,7 +115,7 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
             closed.display()
         ));
     }
-    let leave_out = audit(&args, env)?;
+    let leave_out = audit(&args, program.links_openssl, env)?;
     set_variables(&args, &library, leave_out, env);
     start(path, args.program, env)
 }
@@ -125,11 +125,11 @@ fn switched_off(env: &Env<'_>) -> bool {
 }
 
 /// Value of UNDERDECK_LEAVE_OUT; refuses what the audit refuses.
-fn audit(args: &Args, env: &mut Env<'_>) -> Result<Option<String>, RunError> {
+fn audit(args: &Args, tls_is_visible: bool, env: &mut Env<'_>) -> Result<Option<String>, RunError> {
     if args.no_check {
         return Ok(None);
     }
-    let verdict = check_first::check(&args.program);
+    let verdict = check_first::check(&args.program, tls_is_visible);
     for message in &verdict.messages {
         env.say(&format!("underdeck: {message}"));
     }
