@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use common::{Child, World};
@@ -151,4 +152,52 @@ fn an_address_in_use_is_said() {
     let address = taken.local_addr().expect("bound").to_string();
     let done = World::default().underdeck(&["metrics", "--listen", &address]);
     assert_eq!((done.exit, done.err.contains("--listen")), (Exit::Missing, true), "{}", done.err);
+}
+
+#[test]
+fn watch_into_a_pipe_ends_when_stdin_closes() {
+    let child = Child::counting("piped");
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_underdeck"))
+        .args(["stat", &child.pid.to_string(), "--watch", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+    for _ in 0..2 {
+        let line = lines.next().expect("a line each second").expect("readable");
+        assert!(line.contains("\"comm\":\"piped\""), "{line}");
+    }
+    drop(watch.stdin.take());
+    assert_eq!(watch.wait().expect("ends").code(), Some(0));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let _child = Child::counting("unread");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_underdeck")).arg("stat").stdout(writer).output().expect("starts");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
+
+#[test]
+fn processes_of_others_are_denied_not_missing() {
+    if !rustix::process::geteuid().is_root() {
+        let done = World::default().underdeck(&["stat", "1"]);
+        assert_eq!(done.exit, Exit::Missing, "{}", done.err);
+        return;
+    }
+    let child = Child::counting("of-root");
+    let place = tempfile::tempdir().expect("a directory");
+    let own = common::copy_of_the_command(place.path());
+    let stat = |args: &[&str]| {
+        let mut command = Command::new(&own);
+        let output = command.arg("stat").args(args).uid(65534).gid(65534).current_dir("/").output().expect("starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, message) = stat(&[&child.pid.to_string()]);
+    assert_eq!((code, message.contains("as root")), (Some(4), true), "{message}");
+    let (code, message) = stat(&[]);
+    assert_eq!((code, message.contains("belong to others")), (Some(3), true), "{message}");
 }

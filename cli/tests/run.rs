@@ -64,9 +64,7 @@ fn an_ordinary_user_can_run_it() {
         return the_programs_exit_code_and_output_come_through();
     }
     let place = tempfile::tempdir().expect("a directory");
-    std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("ours");
-    let own = place.path().join("underdeck");
-    std::fs::copy(env!("CARGO_BIN_EXE_underdeck"), &own).expect("a copy");
+    let own = common::copy_of_the_command(place.path());
     let mut command = Command::new(&own);
     command.arg("run").arg("--library").arg(some_library()).args(["--", "id", "-u"]).current_dir("/");
     let output = command.uid(65534).gid(65534).output().expect("starts");

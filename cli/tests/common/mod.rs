@@ -115,6 +115,13 @@ pub fn sh(script: &str, directory: &Path) {
     assert!(status.success(), "{script}: {status}");
 }
 
+/// The command, where every user can run it. Another process makes the copy: a child that some other test forks while
+/// this one had the file open for writing would make it "busy".
+pub fn copy_of_the_command(directory: &Path) -> PathBuf {
+    sh(&format!("chmod 755 . && cp '{}' underdeck", env!("CARGO_BIN_EXE_underdeck")), directory);
+    directory.join("underdeck")
+}
+
 /// A forked child that has run `work` and then sleeps in a read until it is dropped.
 pub struct Child {
     pub pid: u32,
