@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 pub use address::Address;
 pub use codes::{CODES, Code, explain};
-pub use command_line::{find_configs, find_configs_in};
+pub use command_line::{CommandLine, find_configs};
 pub use error::AuditError;
 pub use kind::ProxyKind;
 pub use plan::{Plan, PlanError};
@@ -49,14 +49,13 @@ pub struct Options {
     /// Whether the engine can see the program's calls of its TLS library, that is: whether OpenSSL is linked
     /// dynamically. Without it, TLS on a route means `LeftOut` and not `Materialised`. Envoy never lets us see it.
     pub tls_is_visible: bool,
-    /// The directory that relative file names on HAProxy's and Envoy's side are taken from; nginx takes them from the
-    /// directory of its configuration file, whatever stands here.
-    pub directory: Option<PathBuf>,
+    /// Configuration from the command line besides the files: nginx's `-g`, Envoy's `--config-yaml`.
+    pub inline: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { kind: None, tls_is_visible: true, directory: None }
+        Self { kind: None, tls_is_visible: true, inline: None }
     }
 }
 
@@ -83,6 +82,10 @@ pub fn check(path: &Path, kind: Option<ProxyKind>) -> Result<Report, AuditError>
 /// # Errors
 /// As [`check`]; and [`AuditError::NothingToRead`] when `paths` is empty.
 pub fn check_files(paths: &[PathBuf], options: &Options) -> Result<Report, AuditError> {
+    if let (true, Some(ProxyKind::Envoy), Some(yaml)) = (paths.is_empty(), options.kind, &options.inline) {
+        let options = Options { inline: None, ..options.clone() };
+        return check_text(yaml, "--config-yaml".as_ref(), &options);
+    }
     let files = sources::read_all(paths)?;
     let kind = match options.kind {
         Some(kind) => kind,

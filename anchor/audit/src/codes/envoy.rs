@@ -60,9 +60,12 @@ pub(super) const CODES: &[Code] = codes! {
     "UDE116" LeftOut Responses: "health check reads responses",
         "A health check compares the responses of the cluster with expected text.",
         "Check by status.";
-    "UDE117" LeftOut Requests: "request body in the log or a header",
-        "A format string reads the bodies of requests.",
-        "Take it out of the format.";
+    "UDE117" LeftOut Responses: "answers that Envoy itself reads",
+        "Envoy itself asks this cluster over HTTP (keys, tokens, authorisation, code) and reads the answers.",
+        "Give that service a cluster and port of its own: only its answers are copied.";
+    "UDE118" LeftOut Both: "CONNECT tunnel",
+        "tcp_proxy wraps connections into HTTP CONNECT or POST by tunneling_config.",
+        "Nothing to do: this listener is copied as always.";
     // 3xx: left alone.
     "UDE301" Passed Both note: "not HTTP",
         "The listener forwards bytes that are not HTTP/1; the engine leaves its connections alone.",

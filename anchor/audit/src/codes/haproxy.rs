@@ -59,9 +59,6 @@ pub(super) const CODES: &[Code] = codes! {
     "UDH115" LeftOut Both: "HTX switched off",
         "`no option http-use-htx` selects the old HTTP code, which the engine has not been tested with.",
         "Remove the line.";
-    "UDH116" LeftOut Requests: "mirrored requests",
-        "Requests are handed to another process or server besides the chosen one.",
-        "Keep the rule to the proxies that need it.";
     // 2xx: materialised.
     "UDH201" Materialised Both tls: "TLS to clients",
         "Responses are encrypted by OpenSSL, the real bytes are put back for it; requests arrive encrypted and are \

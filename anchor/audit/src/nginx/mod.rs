@@ -27,6 +27,10 @@ use crate::sources::File;
 pub(crate) fn audit(file: &File, options: &Options) -> Result<Report, AuditError> {
     let tree = tree::parse(file)?;
     let mut walk = Walk { collector: Collector::new(options) };
+    if let Some(text) = &options.inline {
+        let inline = File { path: "-g".into(), text: text.clone() };
+        walk.main(&tree::parse(&inline)?.directives);
+    }
     walk.main(&tree.directives);
     Ok(walk.collector.finish(ProxyKind::Nginx, tree.files))
 }
