@@ -19,6 +19,8 @@ use crate::{LabError, wait};
 /// No read or write of the backend blocks longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: usize = 64 * 1024;
+/// The answer to the example key of RFC 6455, section 1.3: HAProxy insists on one.
+const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
 /// Seed of every upload, so that the backend can locate a wrong byte.
 pub const UPLOAD_SEED: u64 = 0x5eed_0f_u64;
 
@@ -35,6 +37,8 @@ pub struct Seen {
     pub upload_complete: bool,
     /// Its trailer section.
     pub trailers: Vec<u8>,
+    /// Bytes received with this request: head, framing and body.
+    pub received: u64,
     /// Bytes of the answer that the kernel took, interim responses and head included.
     pub sent: u64,
     /// Whether the whole answer, as behaved, was written.
@@ -136,6 +140,7 @@ impl Peer<'_> {
         }
         let framing = head.request_framing();
         let mut seen = Seen {
+            received: head.raw.len() as u64,
             framing,
             upload: Checker::new(UPLOAD_SEED, 0).finish(),
             upload_complete: false,
@@ -192,6 +197,7 @@ impl Peer<'_> {
                 break;
             }
             let Ok(taken) = reader.feed(&self.pending, |data| checker.update(data)) else { break };
+            seen.received += taken as u64;
             self.pending.drain(..taken);
         }
         seen.upload = checker.finish();
@@ -237,7 +243,7 @@ impl Peer<'_> {
     fn tunnel(&mut self, id: &str, head: Head) -> Result<bool, LabError> {
         let protocol = head.field("upgrade").unwrap_or_default().to_owned();
         self.write_all(
-            format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n")
+            format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{ACCEPT}\r\n")
                 .as_bytes(),
         )?;
         let mut checker = Checker::new(UPLOAD_SEED, 0);
@@ -251,6 +257,7 @@ impl Peer<'_> {
         let upload = checker.finish();
         let sent = upload.len;
         let seen = Seen {
+            received: head.raw.len() as u64 + sent,
             head,
             framing: Framing::UntilClose,
             upload,

@@ -98,7 +98,7 @@ pub struct Exchange {
     pub one_target: bool,
     /// A peer breaks the exchange: only the bytes that arrived are judged, not how many.
     pub faulty: bool,
-    /// The status is the proxy's business; both must have the same.
+    /// Status and length are the proxy's business; both proxies must have the same.
     pub any_status: bool,
 }
 
@@ -138,6 +138,11 @@ impl Exchange {
     pub fn any_status(mut self) -> Self {
         self.any_status = true;
         self
+    }
+
+    /// Whether a reply may be shorter than what the backend sent.
+    fn lenient(&self) -> bool {
+        self.faulty || self.any_status
     }
 
     fn id(&self, step: usize) -> String {
@@ -246,7 +251,8 @@ fn converse(exchange: &Exchange, requests: &[Request], side: Side<'_>, it: &mut 
         let reply = client.receive(request, step.expect())?;
         let ending = reply.ending;
         it.replies.push(reply);
-        if let (Manner::Tunnel(len), Ending::Complete) = (exchange.manner, ending) {
+        let switched = it.replies.last().is_some_and(|reply| reply.head.status() == 101);
+        if let (Manner::Tunnel(len), true) = (exchange.manner, switched) {
             it.tunnel = Some(client.echo(len)?);
         }
         if ending != Ending::Complete {
@@ -276,14 +282,14 @@ pub fn judge(exchange: &Exchange, it: &Observation) -> Vec<String> {
                 say(format!("byte {at} of the body of {} is wrong", reply.body.len));
             }
             let want = step.body_len(reply.head.status());
-            if reply.body.len > want || (!exchange.faulty && reply.body.len != want) {
+            if reply.body.len > want || (!exchange.lenient() && reply.body.len != want) {
                 say(format!("the body has {} bytes instead of {want}", reply.body.len));
             }
         }
-        if exchange.faulty {
+        if exchange.lenient() {
             continue;
         }
-        if !exchange.any_status && !from_backend(reply) && exchange.manner != Manner::Tunnel(0) && it.tunnel.is_none() {
+        if !from_backend(reply) && it.tunnel.is_none() {
             say(format!("status {} came from the proxy itself", reply.head.status()));
         }
         if !matches!(reply.ending, Ending::Complete | Ending::Closed) {
@@ -326,16 +332,26 @@ fn judge_backend(exchange: &Exchange, it: &Observation, say: &mut impl FnMut(Str
     }
 }
 
-/// The access log's figure for bytes sent must be what the client counted.
+/// The access log's figures must be what the client and the backend counted.
 fn judge_log(exchange: &Exchange, it: &Observation, say: &mut impl FnMut(String)) {
-    // HAProxy does not count chunk framing; there the figures of the twins are compared only.
-    let counts_wire = |line: &LogLine| line.body_sent.is_some();
     if exchange.any_status || it.tunnel.is_some() {
         return;
     }
+    // HAProxy does not count chunk framing; there the figures of the twins are compared only.
+    let counts_wire = |line: &LogLine| line.body_sent.is_some();
     for (line, reply) in it.log.iter().zip(&it.replies).filter(|(line, _)| counts_wire(line)) {
         if line.sent != reply.wire_bytes && reply.interim.is_empty() {
-            say(format!("{}: the log says {} bytes, the client got {}", line.id, line.sent, reply.wire_bytes));
+            say(format!("{}: the log says {} bytes sent, the client got {}", line.id, line.sent, reply.wire_bytes));
+        }
+    }
+    for (line, seen) in it.log.iter().zip(&it.seen).filter(|(line, _)| counts_wire(line)) {
+        let Some(seen) = seen.first() else { continue };
+        for (what, logged, counted) in
+            [("received from", line.upstream_received, seen.sent), ("sent to", line.upstream_sent, seen.received)]
+        {
+            if logged.is_some_and(|logged| logged != counted) {
+                say(format!("{}: the log says {logged:?} bytes {what} the backend, which counted {counted}", line.id));
+            }
         }
     }
 }
@@ -367,9 +383,11 @@ pub fn differences(exchange: &Exchange, a: &Observation, b: &Observation) -> Vec
     }
     differ(&mut found, name, "access-log lines", &a.log.len(), &b.log.len());
     // Chunk sizes are the proxy's choice and follow its reads; the wire's bytes vary between two plain runs as well.
-    let chunked = a.replies.iter().any(|reply| reply.framing == Framing::Chunked);
+    // `judge` has compared them with what was counted at both ends.
+    let down = a.replies.iter().any(|reply| reply.framing == Framing::Chunked);
+    let up = a.seen.iter().flatten().any(|seen| seen.framing == Framing::Chunked);
     for (a, b) in a.log.iter().zip(&b.log) {
-        differ(&mut found, name, "access log", &figures(a, chunked), &figures(b, chunked));
+        differ(&mut found, name, "access log", &figures(a, down, up), &figures(b, down, up));
     }
     found
 }
@@ -408,11 +426,14 @@ fn received(seen: &[Seen]) -> Vec<(String, Framing, Checked, bool, Vec<u8>)> {
     seen.iter().map(one).collect()
 }
 
-fn figures(line: &LogLine, chunked: bool) -> LogLine {
+fn figures(line: &LogLine, chunked_down: bool, chunked_up: bool) -> LogLine {
     let mut line = line.clone();
-    if chunked && line.body_sent.is_some() {
+    if chunked_down && line.body_sent.is_some() {
         line.sent = 0;
         line.body_sent = None;
+    }
+    if chunked_up {
+        line.upstream_sent = None;
     }
     line
 }

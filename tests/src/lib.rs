@@ -1,1 +1,10 @@
-//! End-to-end tests.
+//! End-to-end tests: real proxies, plain and under the engine, must be indistinguishable.
+//!
+//! [`cases`] is the table of exchanges, [`matrix`] sends them through twins. The tests themselves are in `tests/`.
+//!
+//! They need what `lab/setup.sh` installs and the library of a release build (`UNDERDECK_LIB` names another one).
+//! `UNDERDECK_TEST_LIB=none` runs plain twins against each other: it shows that the harness itself is silent on
+//! proxies that are equal. `UNDERDECK_TEST_ONLY=TEXT` keeps only the exchanges whose name contains the text.
+
+pub mod cases;
+pub mod matrix;

@@ -45,7 +45,7 @@ impl Haproxy {
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let threads = self.threads;
         let config = format!(
-            "global\n    maxconn 8000\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
+            "global\n    maxconn 6000\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    log global\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
              timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
              frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\

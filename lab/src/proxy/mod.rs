@@ -247,11 +247,12 @@ impl Proxy {
         })
     }
 
-    /// The end of the proxy's own error log.
+    /// The end of the proxy's own error log, without nginx's notes on buffering to disk.
     pub fn error_log(&self) -> String {
         let text = std::fs::read_to_string(self.dir.path().join("error.log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n") + &self.process.stderr_tail()
+        let quiet = ["[info]", "[notice]", "is buffered to a temporary file"];
+        let lines: Vec<&str> = text.lines().filter(|line| !quiet.iter().any(|it| line.contains(it))).collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
     /// Stops it and checks that nothing of it is left: processes, named temp files, the port, shared memory.

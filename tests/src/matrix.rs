@@ -1,0 +1,165 @@
+//! Sends a table of exchanges through a plain proxy and the same proxy under the engine.
+
+use std::time::{Duration, Instant};
+
+use underdeck_lab::backend::Backend;
+use underdeck_lab::client::Front;
+use underdeck_lab::engine;
+use underdeck_lab::proxy::{Engine, Mode, Proxy, Spec};
+use underdeck_lab::twin::{Exchange, Observation, Side, differences, judge, observe};
+use underdeck_lab::{LabError, proc, tools};
+
+/// Orphaned anchors may live for 5 s; counters must have settled by then.
+pub const SETTLE: Duration = Duration::from_secs(10);
+const SHOWN: usize = 12;
+
+/// A proxy, its backend and where to connect.
+#[derive(Debug)]
+pub struct Lane {
+    /// A short name for messages.
+    pub name: String,
+    /// The proxy.
+    pub proxy: Proxy,
+    /// The backend that only this proxy uses.
+    pub backend: Backend,
+    /// Where clients connect.
+    pub front: Front,
+    engine: bool,
+}
+
+/// The engine as the tests run it; None with `UNDERDECK_TEST_LIB=none`.
+pub fn engine() -> Option<Engine> {
+    if std::env::var_os("UNDERDECK_TEST_LIB").is_some_and(|it| it == "none") {
+        return None;
+    }
+    Some(Engine::here().unwrap_or_else(|error| panic!("{error}")))
+}
+
+impl Lane {
+    /// Starts a proxy with a backend of its own. `engine`: the library to preload.
+    pub fn start(name: &str, spec: &Spec, engine: Option<Engine>) -> Result<Self, LabError> {
+        let backend = Backend::start()?;
+        let with_engine = engine.is_some();
+        let mode = engine.map_or(Mode::Plain, Mode::Underdeck);
+        let proxy = Proxy::start(spec, &mode, backend.addr())?;
+        let front = proxy.front()?;
+        let lane = Self { name: name.to_owned(), proxy, backend, front, engine: with_engine };
+        if with_engine {
+            lane.assert_engine_inside();
+        }
+        Ok(lane)
+    }
+
+    /// A plain proxy.
+    pub fn plain(spec: &Spec) -> Self {
+        Self::start("plain", spec, None).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The proxy under the engine.
+    pub fn underdeck(spec: &Spec) -> Self {
+        Self::start("underdeck", spec, engine()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The proxy under the engine with the smallest body size that it takes.
+    pub fn underdeck_tiny(spec: &Spec) -> Self {
+        let tiny = engine().map(|it| it.min_body(64));
+        Self::start("underdeck-min-body-64", spec, tiny).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// For observing exchanges.
+    pub fn side(&self) -> Side<'_> {
+        Side { proxy: Some(&self.proxy), front: &self.front, backend: &self.backend }
+    }
+
+    /// Whether the library is preloaded.
+    pub fn has_engine(&self) -> bool {
+        self.engine
+    }
+
+    fn assert_engine_inside(&self) {
+        let library = tools::library().unwrap_or_else(|error| panic!("{error}"));
+        for pid in self.proxy.workers() {
+            assert!(proc::maps(pid, &library), "{}: process {pid} runs without the library", self.name);
+        }
+    }
+
+    /// What the engine's counters must say when nobody is connected: no reset, no panic, nothing held.
+    ///
+    /// Returns payload bytes anchored and copied.
+    pub fn check_counters(&self) -> (Vec<String>, (u64, u64)) {
+        if !self.engine {
+            return (Vec::new(), (0, 0));
+        }
+        let mut wrong = Vec::new();
+        let counters = match engine::settled(&self.proxy, SETTLE) {
+            Ok(counters) => counters,
+            Err(error) => return (vec![format!("{}: {error}", self.name)], (0, 0)),
+        };
+        if counters.resets != 0 || counters.panics != 0 {
+            wrong.push(format!("{}: {} resets, {} panics", self.name, counters.resets, counters.panics));
+        }
+        (wrong, engine::anchored_and_copied(&counters))
+    }
+
+    /// Stops it; what it left behind is an error.
+    pub fn stop(self) -> Result<(), LabError> {
+        self.proxy.stop()
+    }
+}
+
+/// Sends every exchange through a plain lane and two lanes under the engine; panics with all differences.
+pub fn run(label: &str, spec: &Spec, exchanges: &[Exchange]) {
+    let started = Instant::now();
+    let lanes = [Lane::plain(spec), Lane::underdeck(spec), Lane::underdeck_tiny(spec)];
+    let mut wrong = Vec::new();
+    let only = std::env::var("UNDERDECK_TEST_ONLY").unwrap_or_default();
+    for exchange in exchanges.iter().filter(|it| it.name.contains(&only)) {
+        wrong.extend(compare(exchange, &lanes));
+        if wrong.len() > SHOWN {
+            wrong.push("… and more: the run was cut short".to_owned());
+            break;
+        }
+    }
+    let mut figures = String::new();
+    for lane in &lanes {
+        let (counters, (anchored, copied)) = lane.check_counters();
+        wrong.extend(counters);
+        if lane.has_engine() {
+            figures += &format!("; {}: {anchored} bytes anchored, {copied} copied", lane.name);
+        }
+        if !wrong.is_empty() {
+            wrong.push(format!("{} error log: {}", lane.name, lane.proxy.error_log()));
+        }
+    }
+    for lane in lanes {
+        let name = lane.name.clone();
+        if let Err(error) = lane.stop() {
+            wrong.push(format!("{name}: {error}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{label}:\n{}", wrong.join("\n"));
+    eprintln!("{label}: {} exchanges x 3 in {:.1} s{figures}", exchanges.len(), started.elapsed().as_secs_f64());
+}
+
+/// Sends one exchange through all lanes at once; the first lane is the one to compare with.
+pub fn compare(exchange: &Exchange, lanes: &[Lane]) -> Vec<String> {
+    let observed: Vec<Result<Observation, LabError>> = std::thread::scope(|scope| {
+        let spawn = |lane| scope.spawn(move || observe(exchange, Lane::side(lane)));
+        let threads: Vec<_> = lanes.iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panic!("a client panicked"))).collect()
+    });
+    let mut wrong = Vec::new();
+    for (lane, result) in lanes.iter().zip(&observed) {
+        match result {
+            Ok(it) => wrong.extend(judge(exchange, it).into_iter().map(|what| format!("{}: {what}", lane.name))),
+            Err(error) => wrong.push(format!("{}: {}: {error}", lane.name, exchange.name)),
+        }
+    }
+    if let Some(Ok(first)) = observed.first() {
+        for (lane, result) in lanes.iter().zip(&observed).skip(1) {
+            let Ok(it) = result else { continue };
+            wrong.extend(differences(exchange, first, it).into_iter().map(|what| format!("{}: {what}", lane.name)));
+        }
+    }
+    wrong
+}
