@@ -1,0 +1,103 @@
+//! `make demo`: real traffic through a plain nginx and the same nginx under Underdeck.
+//!
+//! `demo [--quick] [--json FILE]`. Exit code 0: every response was right; 1: one was not; 70: something else failed.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use underdeck_bench::measure::{Bench, Run, Side, spread};
+use underdeck_bench::report::{Case, Report, head, rows};
+use underdeck_bench::verify::verify;
+use underdeck_lab::proxy::Engine;
+use underdeck_lab::{LabError, engine, tools};
+
+const SIZES: [u64; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const CONNECTIONS: usize = 64;
+/// Bytes that a verification pass reads per size and side, about.
+const VERIFY_BYTES: u64 = 512 << 20;
+
+struct Options {
+    pairs: usize,
+    seconds: u64,
+    json: PathBuf,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options { pairs: 3, seconds: 2, json: tools::root().join("target/demo.json") };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--quick" => (options.pairs, options.seconds) = (1, 1),
+            "--json" => options.json = arguments.next().ok_or("--json wants a file")?.into(),
+            other => return Err(format!("{other}: unknown option; usage: demo [--quick] [--json FILE]")),
+        }
+    }
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(options) => options,
+        Err(usage) => {
+            eprintln!("demo: {usage}");
+            return ExitCode::from(2);
+        }
+    };
+    match demo(&options) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(mismatches) => {
+            eprintln!("demo: {mismatches} responses were not what the backend serves");
+            ExitCode::from(1)
+        }
+        Err(error) => {
+            eprintln!("demo: {error}");
+            ExitCode::from(70)
+        }
+    }
+}
+
+/// Runs everything; returns the number of wrong responses.
+fn demo(options: &Options) -> Result<u64, LabError> {
+    let bench = Bench::start(&SIZES, Engine::here()?)?;
+    eprintln!(
+        "nginx with 16 buffers of 64 KiB, one worker on one CPU, {CONNECTIONS} connections; {} interleaved pairs of {} s \
+         per size.\nFirst every response of a verification pass is compared with its file, then wrk measures.",
+        options.pairs, options.seconds
+    );
+    println!("{}", head());
+    let mut report = Report { schema: 1, cases: Vec::new() };
+    let (mut wrong, mut responses) = (0, 0);
+    for size in SIZES {
+        let mut mismatches = [0; 2];
+        for (side, count) in Side::BOTH.into_iter().zip(&mut mismatches) {
+            let each = (VERIFY_BYTES / size / CONNECTIONS as u64).clamp(2, 32) as usize;
+            let front = bench.proxy(side).front()?;
+            let verified = verify(&front, &bench.files().path(size), size, CONNECTIONS, each)?;
+            *count = verified.mismatches;
+            responses += verified.responses;
+        }
+        let pairs = bench.pairs(size, CONNECTIONS, options.seconds, options.pairs)?;
+        let mut cases = Vec::new();
+        for (i, side) in Side::BOTH.into_iter().enumerate() {
+            let runs: Vec<&Run> = pairs.iter().map(|pair| &pair[i]).collect();
+            // An answer that wrk could not read is no right answer.
+            let failed: u64 = runs.iter().map(|run| run.load.bad_status + run.load.socket_errors).sum();
+            cases.push(Case::of(side, size, CONNECTIONS, &runs, mismatches[i] + failed));
+        }
+        let ratio = spread(pairs.iter().map(|[plain, anchored]| anchored.gb_per_cpu_s() / plain.gb_per_cpu_s()));
+        println!("{}", rows(&cases[0], &cases[1], ratio.unwrap_or_default()));
+        wrong += cases.iter().map(|case| case.mismatches).sum::<u64>();
+        report.cases.extend(cases);
+    }
+    let resets = engine::snapshot(bench.proxy(Side::Anchored)).map_or(0, |it| it.resets + it.panics);
+    report
+        .save(&options.json)
+        .map_err(|error| LabError::Io { what: format!("write {}", options.json.display()), error })?;
+    bench.stop()?;
+    eprintln!(
+        "{responses} responses compared byte by byte, {wrong} wrong; {resets} connections reset by the engine.\n\
+         GB/CPU s: body bytes per second of the proxy's CPU time. p99 is that of a closed loop.\nJSON: {}",
+        options.json.display()
+    );
+    Ok(wrong + resets)
+}
