@@ -1,6 +1,7 @@
 //! The seam between `run` and the audit of the program's configuration.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use underdeck_audit::{AuditError, Finding, Options, Outcome, Report, Severity, check_files, find_configs};
 
@@ -18,13 +19,14 @@ pub struct Verdict {
     pub refused: bool,
 }
 
-/// Audits the configuration that `argv` would use; programs that the audit does not know have none.
-pub fn check(argv: &[OsString], tls_is_visible: bool) -> Verdict {
-    let files = find_configs(argv);
-    if files.is_empty() {
+/// Audits the configuration that `argv` (with the program's path first) would use in `directory`. Programs that the
+/// audit does not know have none.
+pub fn check(argv: &[OsString], directory: &Path, tls_is_visible: bool) -> Verdict {
+    let Some(line) = find_configs(argv, directory) else { return Verdict::default() };
+    if line.files.is_empty() && line.inline.is_none() {
         return Verdict::default();
     }
-    judge(check_files(&files, &Options { tls_is_visible, ..Options::default() }))
+    judge(check_files(&line.files, &Options { tls_is_visible, ..line.options() }))
 }
 
 fn judge(result: Result<Report, AuditError>) -> Verdict {

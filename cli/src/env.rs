@@ -35,8 +35,12 @@ pub struct Env<'a> {
     pub err_is_terminal: bool,
     /// Environment variables.
     pub vars: BTreeMap<OsString, OsString>,
+    /// The working directory.
+    pub directory: PathBuf,
     /// Where procfs is mounted: `/proc`.
     pub proc: PathBuf,
+    /// Where configuration lives: `/etc`.
+    pub etc: PathBuf,
     /// Where run-time state lives: `/run`.
     pub run: PathBuf,
     /// This executable; the library is looked for next to it.
@@ -88,7 +92,9 @@ pub fn with_real<T>(work: impl FnOnce(&mut Env<'_>) -> T) -> T {
         out: &mut out.lock(),
         err: &mut err.lock(),
         vars: std::env::vars_os().collect(),
+        directory: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         proc: PathBuf::from("/proc"),
+        etc: PathBuf::from("/etc"),
         run: PathBuf::from("/run"),
         executable: std::env::current_exe().unwrap_or_default(),
         uid: rustix::process::geteuid().as_raw(),

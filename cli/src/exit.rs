@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::verb::{check, doctor, metrics, run, stat, switch};
+use crate::verb::{check, doctor, metrics, protocol, run, stat, switch};
 
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,9 @@ pub enum Failure {
     /// `check` could not read the configuration.
     #[error(transparent)]
     Check(#[from] check::CheckError),
+    /// A protocol program is not good.
+    #[error(transparent)]
+    Protocol(#[from] protocol::ProtocolError),
     /// `stat` has nothing to show.
     #[error(transparent)]
     Stat(#[from] stat::StatError),
@@ -67,6 +70,7 @@ impl Failure {
         match self {
             Self::Run(error) => error.exit(),
             Self::Check(error) => error.exit(),
+            Self::Protocol(error) => error.exit(),
             Self::Stat(error) => error.exit(),
             Self::Metrics(error) => error.exit(),
             Self::Doctor(error) => error.exit(),

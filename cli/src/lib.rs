@@ -31,6 +31,7 @@ as in a shell.";
 enum Verb {
     Run(verb::run::Args),
     Check(verb::check::Args),
+    Protocol(verb::protocol::Args),
     Stat(verb::stat::Args),
     Metrics(verb::metrics::Args),
     Doctor(verb::doctor::Args),
@@ -54,6 +55,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, env: &mut Env<'_>) -> Exit 
     let done = match cli.verb {
         Verb::Run(args) => verb::run::run(args, env),
         Verb::Check(args) => verb::check::check(&args, env),
+        Verb::Protocol(args) => verb::protocol::protocol(&args, env),
         Verb::Stat(args) => verb::stat::stat(&args, env),
         Verb::Metrics(args) => verb::metrics::metrics(&args, env),
         Verb::Doctor(args) => verb::doctor::doctor(&args, env),

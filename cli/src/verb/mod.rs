@@ -5,6 +5,7 @@ pub mod completions;
 pub mod doctor;
 pub mod man;
 pub mod metrics;
+pub mod protocol;
 pub mod run;
 pub mod stat;
 pub mod switch;

@@ -1,7 +1,7 @@
 //! `underdeck run … -- PROGRAM ARGS`: looks first, then becomes the program.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::check_first;
 use crate::env::{Env, Launch};
@@ -9,6 +9,7 @@ use crate::exit::{Exit, Failure};
 use crate::library::{self, LibraryError};
 use crate::program::{Program, Unfit, find};
 use crate::size;
+use crate::verb::protocol::{self, ProtocolError};
 
 /// Smallest --min-body; below it a placeholder has no room.
 const MIN_BODY_BYTES: u64 = 64;
@@ -22,7 +23,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 /// (exec): signals, exit code and daemons behave as without it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The protocol program that tells metadata from payload
+    /// The protocol program that tells metadata from payload: a shipped one, or the path of an object
     #[arg(long, value_name = "NAME", default_value = "http1")]
     protocol: String,
     /// Copy bodies shorter than N bytes; k, m and g behind the number are understood [default: the engine's own]
@@ -57,6 +58,9 @@ pub enum RunError {
     /// The engine cannot be loaded.
     #[error("not started: {0}")]
     Library(#[from] LibraryError),
+    /// There is no such protocol program.
+    #[error("not started: --protocol: {0}; `underdeck protocol list` lists the shipped programs")]
+    Protocol(#[from] ProtocolError),
     /// The audit refuses the configuration.
     #[error("not started: its configuration cannot be served safely (see above); change it, or add --force")]
     Refused,
@@ -77,6 +81,7 @@ impl RunError {
             Self::Unfit(Unfit::NotFound { .. }) => Exit::NotFound,
             Self::Unfit(Unfit::NotExecutable { .. }) | Self::Exec { .. } => Exit::CannotExecute,
             Self::Unfit(_) | Self::Refused => Exit::Bad,
+            Self::Protocol(error) => error.exit(),
             Self::Library(LibraryError::Unreadable { .. }) => Exit::Missing,
             Self::Library(_) => Exit::Nothing,
         }
@@ -115,8 +120,9 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
             closed.display()
         ));
     }
-    let leave_out = audit(&args, program.links_openssl, env)?;
-    set_variables(&args, &library, leave_out, env);
+    let protocol = protocol::resolve(&args.protocol).map_err(RunError::from)?;
+    let leave_out = audit(&args, &program, env)?;
+    set_variables(&args, &library, protocol, leave_out, env);
     start(path, args.program, env)
 }
 
@@ -125,11 +131,13 @@ fn switched_off(env: &Env<'_>) -> bool {
 }
 
 /// Value of UNDERDECK_LEAVE_OUT; refuses what the audit refuses.
-fn audit(args: &Args, tls_is_visible: bool, env: &mut Env<'_>) -> Result<Option<String>, RunError> {
+fn audit(args: &Args, program: &Program, env: &mut Env<'_>) -> Result<Option<String>, RunError> {
     if args.no_check {
         return Ok(None);
     }
-    let verdict = check_first::check(&args.program, tls_is_visible);
+    let mut argv = args.program.clone();
+    argv[0] = program.path.clone().into();
+    let verdict = check_first::check(&argv, &env.directory, program.links_openssl);
     for message in &verdict.messages {
         env.say(&format!("underdeck: {message}"));
     }
@@ -142,7 +150,7 @@ fn audit(args: &Args, tls_is_visible: bool, env: &mut Env<'_>) -> Result<Option<
     Ok(verdict.leave_out)
 }
 
-fn set_variables(args: &Args, library: &std::path::Path, leave_out: Option<String>, env: &mut Env<'_>) {
+fn set_variables(args: &Args, library: &Path, protocol: String, leave_out: Option<String>, env: &mut Env<'_>) {
     let mut preload = library.as_os_str().to_owned();
     if let Some(others) = env.var("LD_PRELOAD") {
         preload.push(":");
@@ -150,7 +158,7 @@ fn set_variables(args: &Args, library: &std::path::Path, leave_out: Option<Strin
     }
     let mut set = |name: &str, value: OsString| env.vars.insert(name.into(), value);
     set("LD_PRELOAD", preload);
-    set("UNDERDECK_PROTOCOL", args.protocol.clone().into());
+    set("UNDERDECK_PROTOCOL", protocol.into());
     let numbers = [
         ("UNDERDECK_MIN_BODY", args.min_body),
         ("UNDERDECK_MAX_ANCHORED", args.max_anchored),

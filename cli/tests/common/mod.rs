@@ -15,6 +15,7 @@ use underdeck_stats::{Block, Gauge, Reason, Role};
 pub struct World {
     pub vars: BTreeMap<OsString, OsString>,
     pub proc: PathBuf,
+    pub etc: PathBuf,
     pub run: PathBuf,
     pub executable: PathBuf,
     pub uid: u32,
@@ -42,6 +43,7 @@ impl Default for World {
                 .map(|(name, value)| (name.into(), value.into()))
                 .into(),
             proc: "/proc".into(),
+            etc: "/etc".into(),
             run: "/run".into(),
             executable: "/nowhere/bin/underdeck".into(),
             uid: 0,
@@ -70,7 +72,9 @@ impl World {
             out_is_terminal: self.terminal,
             err_is_terminal: self.terminal,
             vars: self.vars.clone(),
+            directory: "/".into(),
             proc: self.proc.clone(),
+            etc: self.etc.clone(),
             run: self.run.clone(),
             executable: self.executable.clone(),
             uid: self.uid,
