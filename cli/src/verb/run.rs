@@ -112,6 +112,7 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
             interpreter.display()
         ));
     }
+    let protocol = protocol::resolve(&args.protocol).map_err(RunError::from)?;
     let library = library::find(args.library.as_deref(), &env.executable).map_err(RunError::from)?;
     if let Some(closed) = library::closed_to_others(&library) {
         env.say(&format!(
@@ -120,7 +121,6 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
             closed.display()
         ));
     }
-    let protocol = protocol::resolve(&args.protocol).map_err(RunError::from)?;
     let leave_out = audit(&args, &program, env)?;
     set_variables(&args, &library, protocol, leave_out, env);
     start(path, args.program, env)
