@@ -1,12 +1,13 @@
 //! The engine's side. It runs inside somebody else's process: no panic, no allocation, no call into libc (rustix makes
 //! the system calls itself), and after creation nothing but relaxed atomics.
 
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::ffi::c_char;
-use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, pread};
+use rustix::io::{DupFlags, Errno, close, dup3, fcntl_dupfd_cloexec, pread};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, getpid, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -65,13 +66,13 @@ impl Block {
         let file = memory_file()?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let address = unsafe { mmap(core::ptr::null_mut(), BLOCK_BYTES, prot, MapFlags::SHARED, &file, 0) }
+        let address = unsafe { mmap(core::ptr::null_mut(), BLOCK_BYTES, prot, MapFlags::SHARED, &*file.0, 0) }
             .map_err(CreateError::Map)?;
         // SAFETY: the mapping is page-aligned, one page of zeroes, as long as the block or longer, never unmapped, and
         // all-zero is a valid value of every field.
         let block: &'static Block = unsafe { &*address.cast::<Block>() };
         block.begin();
-        Ok(Created { block, fd: file.into_raw_fd() })
+        Ok(Created { block, fd: file.keep() })
     }
 
     /// Gives a forked child a block of its own, at the same address: zeroed, except for protocol and switch.
@@ -88,7 +89,7 @@ impl Block {
         // SAFETY: replaces, in one step, the mapping that `create` made and that only this block uses; the new one has
         // the same size and protection, so the reference stays valid.
         unsafe {
-            mmap(address.cast_mut().cast(), BLOCK_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)
+            mmap(address.cast_mut().cast(), BLOCK_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags, &*file.0, 0)
                 .map_err(CreateError::Map)?
         };
         self.write_protocol(&protocol);
@@ -205,26 +206,51 @@ impl core::fmt::Debug for Block {
     }
 }
 
+/// A descriptor that closes by a system call of ours: the standard library's would call libc's `close`.
+struct Fd(ManuallyDrop<OwnedFd>);
+
+impl Fd {
+    fn new(fd: OwnedFd) -> Self {
+        Self(ManuallyDrop::new(fd))
+    }
+
+    /// Leaves it open.
+    fn keep(self) -> RawFd {
+        let raw = self.0.as_raw_fd();
+        core::mem::forget(self);
+        raw
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: open, owned by this value, and not used after this.
+        unsafe { close(self.0.as_raw_fd()) };
+    }
+}
+
 /// A page of zeroes with the name that readers look for, on a high descriptor.
-fn memory_file() -> Result<OwnedFd, CreateError> {
-    let low = memfd_create(c"underdeck-stats", MemfdFlags::CLOEXEC).map_err(CreateError::Memfd)?;
-    ftruncate(&low, BLOCK_BYTES as u64).map_err(CreateError::Size)?;
+fn memory_file() -> Result<Fd, CreateError> {
+    let low = Fd::new(memfd_create(c"underdeck-stats", MemfdFlags::CLOEXEC).map_err(CreateError::Memfd)?);
+    ftruncate(&*low.0, BLOCK_BYTES as u64).map_err(CreateError::Size)?;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST_DESCRIPTOR).min(HIGHEST_DESCRIPTOR);
     // Programs such as HAProxy size tables by descriptor and expect theirs to be low and dense.
-    Ok(fcntl_dupfd_cloexec(&low, limit.saturating_sub(ROOM_ABOVE) as RawFd).unwrap_or(low))
+    Ok(fcntl_dupfd_cloexec(&*low.0, limit.saturating_sub(ROOM_ABOVE) as RawFd).map_or(low, Fd::new))
 }
 
 /// Puts `file` in the place of the parent's block at `fd`, if that is still there.
-fn replace(fd: RawFd, file: OwnedFd) -> RawFd {
+fn replace(fd: RawFd, file: Fd) -> RawFd {
     if fd < 0 || !holds_block(fd) {
-        return file.into_raw_fd();
+        return file.keep();
     }
-    // SAFETY: the descriptor is a block, and blocks are closed by nobody but this function.
-    let mut old = unsafe { OwnedFd::from_raw_fd(fd) };
-    let renewed = dup3(&file, &mut old, DupFlags::CLOEXEC);
-    match renewed {
-        Ok(()) => old.into_raw_fd(),
-        Err(_) => file.into_raw_fd(), // `old` closes
+    // SAFETY: the descriptor is a block, and blocks are closed by nobody but this function; it is never dropped.
+    let mut old = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+    match dup3(&*file.0, &mut old, DupFlags::CLOEXEC) {
+        Ok(()) => fd,
+        Err(_) => {
+            drop(Fd(old));
+            file.keep()
+        }
     }
 }
 

@@ -17,6 +17,7 @@ unsafe extern "C" {
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
     fn _exit(code: i32) -> !;
     fn pipe(fds: *mut RawFd) -> i32;
+    fn dlsym(handle: *const std::ffi::c_void, name: *const std::ffi::c_char) -> *const std::ffi::c_void;
 }
 
 fn two_ends() -> (std::fs::File, std::fs::File) {
@@ -213,4 +214,59 @@ fn names_and_numbers_of_strangers_do_no_harm() {
     assert_eq!((seen.comm.as_str(), seen.protocol.as_str()), ("a?[2Jb", "?bell"));
     assert_eq!(Snapshot::sum([&seen, &seen]).role(Role::Connected).bytes_anchored, u64::MAX);
     assert!(seen.role(Role::Connected).share_anchored().is_some());
+}
+
+/// Inside the preload library these symbols are hooked; a call of them from the writer would come back to it.
+#[test]
+fn the_writer_makes_its_system_calls_itself() {
+    let place = std::env::temp_dir().join(format!("underdeck-stats-{}", std::process::id()));
+    std::fs::create_dir_all(&place).expect("ours");
+    let hooked =
+        ["close", "memfd_create", "ftruncate", "ftruncate64", "dup3", "mmap", "mmap64", "fcntl", "fcntl64", "pread64"];
+    // The test harness may call them until the trap is armed.
+    let mut source =
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\nstatic int armed; void arm(int on) { armed = on; }\n".to_owned();
+    for name in hooked {
+        source += &format!(
+            "long {name}(long a, long b, long c, long d, long e, long f) {{ if (armed) __builtin_trap();
+               return ((long (*)(long, long, long, long, long, long))dlsym(RTLD_NEXT, \"{name}\"))(a, b, c, d, e, f); }}\n"
+        );
+    }
+    std::fs::write(place.join("trap.c"), source).expect("ours");
+    let compile = "gcc -w -fno-builtin -shared -fPIC -o trap.so trap.c";
+    let compiled = std::process::Command::new("sh").args(["-c", compile]).current_dir(&place).status().expect("sh");
+    if !compiled.success() {
+        println!("gcc is not installed: left out");
+        return;
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().expect("this test"));
+    again.env("LD_PRELOAD", place.join("trap.so")).env(ONLY_WRITE, "1");
+    let status = again.args(["--exact", "only_write", "--nocapture", "--test-threads=1"]).status().expect("starts");
+    std::fs::remove_dir_all(&place).expect("ours");
+    assert!(status.success(), "{status}");
+}
+
+const ONLY_WRITE: &str = "UNDERDECK_TEST_ONLY_WRITE";
+
+/// The part of the test above that runs with the traps.
+#[test]
+fn only_write() {
+    if std::env::var_os(ONLY_WRITE).is_none() {
+        return;
+    }
+    // SAFETY: the library that the test above preloads has a function of this name and type.
+    let arm: extern "C" fn(i32) = unsafe {
+        let arm = dlsym(std::ptr::null(), c"arm".as_ptr());
+        assert!(!arm.is_null(), "the traps are loaded");
+        std::mem::transmute(arm)
+    };
+    arm(1);
+    let created = Block::create();
+    let renewed = created.map(|Created { block, fd }| {
+        count(block, 1);
+        (block.renew_after_fork(fd), fd)
+    });
+    arm(0);
+    let (renewed, fd) = renewed.expect("a block");
+    assert_eq!(renewed, Ok(fd));
 }
