@@ -12,6 +12,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let abi = manifest.join("../abi");
 
+    println!("cargo::rustc-env=UNDERDECK_BPF_OUT={}", out.display());
     mirror_contract(&abi, &out);
     println!("cargo::rerun-if-env-changed=UNDERDECK_CLANG");
     println!("cargo::rerun-if-changed={}", manifest.join("leaf.bpf.h").display());

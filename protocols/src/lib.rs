@@ -20,14 +20,22 @@
 
 mod abi;
 mod accepted;
+#[cfg(feature = "kernel")]
+mod check;
 mod cursor;
 mod engine;
+#[cfg(feature = "kernel")]
+mod kernel;
 mod leaf;
 mod object;
 mod program;
 
 pub use abi::{Direction, Role, UD_PROTOCOL_VERSION, UNTIL_CLOSE, WINDOW};
 pub use accepted::{Accepted, AcceptedError, Digest};
+#[cfg(feature = "kernel")]
+pub use check::{AcceptError, CheckError, Finding, Input, Report, Span, accept, check};
 pub use cursor::{Cursor, Place, SpanKind, State};
+#[cfg(feature = "kernel")]
+pub use kernel::{KernelError, Loaded};
 pub use object::ObjectError;
 pub use program::{EngineKind, LoadError, Program};

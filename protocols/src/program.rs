@@ -118,6 +118,12 @@ impl Program {
         Self::interpreted(code, true)
     }
 
+    /// Runs the program on a context as it is.
+    #[cfg(feature = "kernel")]
+    pub(crate) fn run(&self, cut: &mut ud_cut) -> Result<(), crate::engine::Trap> {
+        self.engine.run(cut)
+    }
+
     /// One cut at `carry` followed by `fresh`, together at most a window.
     pub(crate) fn cut(
         &self,

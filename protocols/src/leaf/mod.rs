@@ -97,18 +97,14 @@ extern "C" fn digit(cut: &ud_cut, i: u64, _: u64) -> u64 {
 
 extern "C" fn number(cut: &ud_cut, from: u64, base: u64) -> u64 {
     let most = if base == 16 { 12 } else { 14 };
-    let mut at = index(from).min(len(cut));
+    let from = index(from).min(len(cut));
     let mut value = 0u64;
-    for digits in 0.. {
+    for at in from..=from + most {
         let digit = digit_at(cut, at);
         if digit >= base || digit > 15 {
             return value | (at as u64) << 48;
         }
-        if digits == most {
-            break;
-        }
         value = value.wrapping_mul(base).wrapping_add(digit);
-        at += 1;
     }
     0
 }
