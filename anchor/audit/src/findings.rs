@@ -124,6 +124,13 @@ impl Collector {
         for route in &mut self.routes {
             route.findings = route.findings.iter().map(|&old| moved_to[old]).collect();
             route.findings.sort_unstable();
+            // The engine goes by address: what another route leaves out is left out here too.
+            if route.listeners.iter().any(|a| !self.plan.may_anchor_requests(a)) {
+                route.requests = route.requests.max(Outcome::LeftOut);
+            }
+            if route.upstreams.iter().any(|a| !self.plan.may_anchor_responses(a)) {
+                route.responses = route.responses.max(Outcome::LeftOut);
+            }
         }
         let findings = order.iter().map(|&old| self.findings[old].clone()).collect();
         Report { kind, files, findings, routes: self.routes, plan: self.plan }

@@ -11,7 +11,7 @@
 //! let text = "events {}\nhttp { server { listen 80; location / { proxy_pass http://10.0.0.5:8080; sub_filter a b; } } }\n";
 //! let report = check_text(text, "nginx.conf".as_ref(), &Options::of_kind(ProxyKind::Nginx)).unwrap();
 //! let finding = report.findings.iter().find(|f| f.code == "UDN101").unwrap();
-//! assert_eq!((finding.line, finding.col, finding.outcome), (2, 80, Outcome::LeftOut));
+//! assert_eq!((finding.line, finding.col, finding.outcome), (2, 74, Outcome::LeftOut));
 //! assert!(report.plan.to_string().contains("rx-client:10.0.0.5:8080"));
 //! ```
 

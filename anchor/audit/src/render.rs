@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{Finding, Outcome, Report, Route, Severity};
+use crate::report::{Direction, Finding, Outcome, Report, Route, Severity};
 
 /// Version of the JSON form of a [`Report`].
 pub const SCHEMA: u32 = 1;
@@ -77,6 +77,9 @@ fn routes(out: &mut String, routes: &[Route], findings: &[Finding]) {
         let mut codes: Vec<_> = route.findings.iter().map(|&i| findings[i].code).collect();
         codes.sort_unstable();
         codes.dedup();
+        if is_left_out_with_another(route, findings) {
+            codes.push("(shares an address with another route)");
+        }
         let line = format!(
             "{:scope$}  {:12}  {:12}  {}",
             route.scope,
@@ -87,6 +90,16 @@ fn routes(out: &mut String, routes: &[Route], findings: &[Finding]) {
         let _ = writeln!(out, "{}", line.trim_end());
     }
     out.push('\n');
+}
+
+/// Whether the route's own findings do not explain that it is left out.
+fn is_left_out_with_another(route: &Route, findings: &[Finding]) -> bool {
+    let own = |has: fn(Direction) -> bool| {
+        let here = route.findings.iter().map(|&i| &findings[i]).filter(|f| has(f.direction));
+        here.map(|f| f.outcome).max().unwrap_or(Outcome::Untouched)
+    };
+    let worse = |outcome: Outcome, own: Outcome| outcome >= Outcome::LeftOut && own < Outcome::LeftOut;
+    worse(route.requests, own(Direction::has_requests)) || worse(route.responses, own(Direction::has_responses))
 }
 
 fn describe(out: &mut String, f: &Finding, more: usize, with_advice: bool) {

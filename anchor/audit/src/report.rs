@@ -98,7 +98,8 @@ pub struct Route {
     pub listeners: Vec<Address>,
     /// Where responses come from; empty: the configuration does not say, or there is no upstream.
     pub upstreams: Vec<Address>,
-    /// The worst that happens to bodies of requests.
+    /// The worst that happens to bodies of requests. It may be worse than the route's own findings say, as the engine
+    /// goes by address: a route that shares a listener or an upstream server with one that is left out is so too.
     pub requests: Outcome,
     /// The worst that happens to bodies of responses.
     pub responses: Outcome,

@@ -80,6 +80,7 @@ impl<'a> Backend<'a> {
     fn of(section: &'a Section, all: &'a [Section]) -> Self {
         let lines = section.lines(all);
         let mut hits = rules::in_proxy(&lines);
+        hits.extend(rules::in_backend(&lines));
         hits.extend(mode_hit(&lines));
         let mut upstreams = Vec::new();
         let mut defaults = Vec::new();

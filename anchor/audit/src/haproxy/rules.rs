@@ -53,7 +53,15 @@ pub(super) fn in_proxy(lines: &[&Line]) -> Vec<Hit> {
     let mut hits: Vec<Hit> = lines.iter().flat_map(|line| in_line(line)).collect();
     hits.extend(switched_on(lines, "http-buffer-request").map(|l| hit("UDH101", l)));
     hits.extend(switched_off(lines, "http-use-htx").map(|l| hit("UDH115", l)));
-    hits.extend(kept_for_retry(lines).map(|l| hit("UDH108", l)));
+    hits
+}
+
+/// What only counts in a backend, though a frontend can inherit it from its defaults.
+pub(super) fn in_backend(lines: &[&Line]) -> Vec<Hit> {
+    let mut hits: Vec<Hit> = kept_for_retry(lines).map(|l| hit("UDH108", l)).into_iter().collect();
+    for line in lines.iter().filter(|l| matches!(l.word(0), "http-check" | "tcp-check")) {
+        hits.extend(health_check(line).then(|| hit("UDH113", line)));
+    }
     hits
 }
 
@@ -66,7 +74,6 @@ fn in_line(line: &Line) -> Vec<Hit> {
         }
         "filter" => filter(line.word(1), &mut found),
         "compression" => compression(line, &mut found),
-        "http-check" | "tcp-check" => health_check(line, &mut found),
         "use-fcgi-app" => found("UDH110"),
         "option" | "no" => {
             let option = if line.word(0) == "no" { line.word(2) } else { line.word(1) };
@@ -122,11 +129,9 @@ fn compression(line: &Line, found: &mut impl FnMut(&'static str)) {
     }
 }
 
-fn health_check(line: &Line, found: &mut impl FnMut(&'static str)) {
+fn health_check(line: &Line) -> bool {
     const TEXTS: &[&str] = &["string", "rstring", "string-lf", "binary", "rbinary", "binary-lf"];
-    if line.word(1) == "expect" && line.words.iter().skip(2).any(|w| TEXTS.contains(&w.as_str())) {
-        found("UDH113");
-    }
+    line.word(1) == "expect" && line.words.iter().skip(2).any(|w| TEXTS.contains(&w.as_str()))
 }
 
 /// The line that may leave an option on. `no option` counts only where it is certain.

@@ -19,7 +19,8 @@ pub(super) struct Listener {
 /// All listening sockets of an http or stream block.
 #[derive(Default)]
 pub(super) struct Listeners {
-    by_address: HashMap<Address, Listener>,
+    /// QUIC and TCP sockets of one address are two.
+    by_address: HashMap<(Address, bool), Listener>,
 }
 
 impl Listeners {
@@ -30,7 +31,7 @@ impl Listeners {
             let http2 = server.children().iter().find(|d| d.name == "http2" && d.arg(0) == "on");
             for directive in server.children().iter().filter(|d| d.name == "listen") {
                 for address in addresses(directive) {
-                    all.by_address.entry(address).or_default().add(directive, old_tls, http2);
+                    all.by_address.entry((address, is_quic(directive))).or_default().add(directive, old_tls, http2);
                 }
             }
         }
@@ -38,9 +39,11 @@ impl Listeners {
     }
 
     /// What was found on a server's sockets.
-    pub(super) fn hits(&self, addresses: &[Address]) -> Vec<Hit> {
+    pub(super) fn hits(&self, server: &Directive) -> Vec<Hit> {
         let mut hits = Vec::new();
-        for listener in addresses.iter().filter_map(|a| self.by_address.get(a)) {
+        let listens = server.children().iter().filter(|d| d.name == "listen");
+        let sockets = listens.flat_map(|l| addresses(l).into_iter().map(|a| (a, is_quic(l))));
+        for listener in sockets.filter_map(|socket| self.by_address.get(&socket)) {
             hits.extend(listener.hits.iter().cloned());
             hits.extend(listener.http2.iter().filter(|_| !listener.tls).cloned());
         }
@@ -51,7 +54,7 @@ impl Listeners {
 impl Listener {
     fn add(&mut self, listen: &Directive, old_tls: bool, http2: Option<&Directive>) {
         let has = |word: &str| listen.args.iter().skip(1).any(|a| a.text == word);
-        if has("quic") {
+        if is_quic(listen) {
             self.tls = true;
             self.hits.push(hit("UDN119", listen));
         } else if has("ssl") || old_tls {
@@ -65,6 +68,10 @@ impl Listener {
             self.http2.get_or_insert_with(|| hit("UDN118", http2.unwrap_or(listen)));
         }
     }
+}
+
+fn is_quic(listen: &Directive) -> bool {
+    listen.args.iter().skip(1).any(|a| a.text == "quic")
 }
 
 /// The addresses of one server; without any `listen`, port 80, or 8000 for an ordinary user.

@@ -93,7 +93,7 @@ impl Walk {
             let server = Server {
                 name: server_name(block, &addresses),
                 directives: block.children(),
-                listener_hits: listeners.hits(&addresses),
+                listener_hits: listeners.hits(block),
                 listeners: addresses,
                 upstreams: &upstreams,
                 http: &http,
@@ -175,7 +175,7 @@ impl Walk {
             let scope = around.inside(server.children());
             let addresses = listen::of_server(server);
             let mut hits: Vec<_> = scope.every().into_iter().filter_map(rules::by_name).collect();
-            hits.extend(listeners.hits(&addresses));
+            hits.extend(listeners.hits(server));
             hits.extend(scope.get_unless_off("proxy_protocol").map(|d| hit("UDN120", d)));
             hits.extend(scope.get_unless_off("proxy_ssl").map(|d| hit("UDN203", d)));
             let pass = scope.get("proxy_pass");

@@ -36,7 +36,6 @@ const SWITCHES: &[(&str, &str, On)] = &[
     ("auth_jwt_key_request", "UDN122", On::Always),
     ("auth_oidc", "UDN122", On::Always),
     ("pagespeed", "UDN122", On::Always),
-    ("f4f", "UDN122", On::Proxied),
     ("gzip", "UDN201", On::Proxied),
     ("proxy_cache", "UDN204", On::Proxied),
     ("proxy_store", "UDN205", On::Proxied),

@@ -16,7 +16,6 @@ pub(super) const LOOKED_AT: &[&str] = &[
     "charset",
     "client_body_in_file_only",
     "dav_methods",
-    "include",
     "listen",
     "load_module",
     "lua_need_request_body",

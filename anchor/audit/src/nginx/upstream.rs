@@ -24,17 +24,17 @@ pub(super) fn addresses(target: &str, upstreams: &[&Directive]) -> Vec<Address> 
     }
     let Some(port) = port else { return vec![Address::Every] };
     match upstreams.iter().find(|u| u.arg(0) == authority) {
-        Some(upstream) => servers(upstream, default_port),
+        Some(upstream) => servers(upstream),
         None => Address::of_host(host, port),
     }
 }
 
 /// The servers of an `upstream` block. Where code or an API chooses the server, every address is possible.
-fn servers(upstream: &Directive, default_port: u16) -> Vec<Address> {
+fn servers(upstream: &Directive) -> Vec<Address> {
     let mut found = Vec::new();
     for directive in upstream.children() {
         match directive.name.as_str() {
-            "server" => found.extend(server(directive, default_port)),
+            "server" => found.extend(server(directive)),
             "state" => found.push(Address::Every),
             name if name.contains("_by_lua") => found.push(Address::Every),
             _ => {}
@@ -43,7 +43,7 @@ fn servers(upstream: &Directive, default_port: u16) -> Vec<Address> {
     found
 }
 
-fn server(directive: &Directive, default_port: u16) -> Vec<Address> {
+fn server(directive: &Directive) -> Vec<Address> {
     if directive.args.iter().any(|a| a.text.starts_with("service=")) {
         return vec![Address::Every];
     }
@@ -51,8 +51,7 @@ fn server(directive: &Directive, default_port: u16) -> Vec<Address> {
     if let Some(path) = target.strip_prefix("unix:") {
         return vec![Address::unix(path)];
     }
-    // In an upstream block the default is 80, also for https.
-    let _ = default_port;
+    // In an upstream block the default is 80, also for proxy_pass https.
     let (host, port) = host_and_port(target, 80);
     port.map_or_else(|| vec![Address::Every], |port| Address::of_host(host, port))
 }
@@ -89,6 +88,10 @@ pub(super) fn error_page_proxies(error_page: &Directive, server: &[Directive]) -
     longest.is_some_and(|l| proxies(l)) || locations.iter().filter(is_regex).any(|l| proxies(l))
 }
 
+/// Whether a location sends bodies of requests on.
 fn proxies(location: &Directive) -> bool {
+    if location.children().iter().any(|d| d.name == "proxy_pass_request_body" && d.arg(0) == "off") {
+        return false;
+    }
     location.children().iter().any(|d| d.name.ends_with("_pass") || (d.block.is_some() && proxies(d)))
 }
