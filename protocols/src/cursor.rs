@@ -54,13 +54,14 @@ pub enum SpanKind {
 }
 
 /// Bytes that have gone by, but that the program wants to see again together with more.
+#[derive(Clone)]
 struct Carry {
     bytes: [u8; WINDOW],
 }
 
 /// Where one direction of a connection stands. 24 bytes; a carry buffer is allocated once, and only on a connection where a
 /// program asked for more bytes than one slice held.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Cursor {
     opaque_left: u64,
     carry: Option<Box<Carry>>,
