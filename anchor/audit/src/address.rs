@@ -46,6 +46,15 @@ impl Address {
         vec![Self::Port(port)]
     }
 
+    /// The addresses of a range of ports. A wide one widens to every address.
+    pub(crate) fn of_ports(first: u16, last: u16, of_port: impl Fn(u16) -> Vec<Self>) -> Vec<Self> {
+        const WIDEST: u16 = 256;
+        if last.saturating_sub(first) > WIDEST {
+            return vec![Self::Every];
+        }
+        (first..=last).flat_map(of_port).collect()
+    }
+
     /// Whether every address that `other` means is also meant by this one.
     pub fn covers(&self, other: &Self) -> bool {
         match (self, other) {

@@ -37,6 +37,13 @@ fn includes_that_lead_nowhere_or_in_circles_are_errors() {
 }
 
 #[test]
+fn a_comment_does_not_make_a_dump() {
+    let text = "frobnicate on;\n# configuration file /etc/nginx/nginx.conf:\nevents {}\n";
+    let report = check_text(text, "file".as_ref(), &Options::of_kind(ProxyKind::Nginx)).unwrap();
+    assert_eq!((report.findings[0].code, report.findings[0].line), ("UDN002", 1));
+}
+
+#[test]
 fn haproxy_errors_name_the_place() {
     for (text, expected) in [
         ("mode http\n", "file:1:1: `mode` stands before the first section (global, defaults, frontend, …)"),

@@ -53,6 +53,7 @@ fn the_address_of_a_listener_is_as_exact_as_can_be_known() {
         ("listen localhost:85;", "rx-server:127.0.0.1:85,rx-server:[::1]:85"),
         ("listen unix:/run/n.sock;", "rx-server:unix:/run/n.sock"),
         ("listen 90-92;", "rx-server:*:90,rx-server:*:91,rx-server:*:92"),
+        ("listen 1-65535;", "rx-server:*"),
         ("", "rx-server:*:80,rx-server:*:8000"),
     ] {
         let text = format!("http {{ server {{ {listen} location / {{ proxy_pass http://a; }} }} }}");

@@ -21,12 +21,16 @@ fn accepts(program: &str, args: &[&str], file: &Path) {
 fn nginx_accepts_its_fixtures() {
     // tls.conf needs certificates, stream.conf modules, dump.conf is a dump.
     for name in ["plain", "uploads", "inherit", "rewriting", "files", "foreign", "includes"] {
-        accepts("nginx", &["-t", "-q", "-g", "pid /dev/null; error_log stderr;", "-c"], &own_paths(name));
+        accepts(
+            "nginx",
+            &["-t", "-q", "-g", "pid /dev/null; error_log stderr;", "-c"],
+            &own_paths(name).path().join("nginx.conf"),
+        );
     }
 }
 
 /// The fixture as it is, but without `pid` and `user`, which `-g` and an ordinary user need to be different.
-fn own_paths(name: &str) -> PathBuf {
+fn own_paths(name: &str) -> tempfile::TempDir {
     let from = fixture(&format!("nginx/{name}.conf"));
     let text = std::fs::read_to_string(&from).unwrap();
     let there = from.parent().unwrap().join("conf.d").display().to_string();
@@ -35,15 +39,23 @@ fn own_paths(name: &str) -> PathBuf {
         .filter(|line| !line.starts_with("pid ") && !line.starts_with("user "))
         .map(|line| line.replace("conf.d", &there).replace("/var/log/nginx", "/tmp") + "\n")
         .collect::<String>();
-    let directory = tempfile::tempdir().unwrap().keep();
-    std::os::unix::fs::symlink(from.parent().unwrap().join("conf.d"), directory.join("conf.d")).unwrap();
-    std::fs::write(directory.join("nginx.conf"), text).unwrap();
-    directory.join("nginx.conf")
+    let directory = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(from.parent().unwrap().join("conf.d"), directory.path().join("conf.d")).unwrap();
+    std::fs::write(directory.path().join("nginx.conf"), text).unwrap();
+    directory
 }
 
 #[test]
 fn haproxy_accepts_its_fixtures() {
     for name in ["plain", "bodies", "caches", "tcp", "endpoints", "conditions"] {
         accepts("haproxy", &["-c", "-q", "-f"], &fixture(&format!("haproxy/{name}.cfg")));
+    }
+}
+
+#[test]
+fn envoy_accepts_its_fixtures() {
+    // tls.json has no certificates, dynamic.yaml no management server.
+    for name in ["plain.yaml", "filters.yaml"] {
+        accepts("envoy", &["--mode", "validate", "--log-level", "error", "-c"], &fixture(&format!("envoy/{name}")));
     }
 }

@@ -44,8 +44,8 @@ pub(super) const CODES: &[Code] = codes! {
     "UDH110" LeftOut Both: "server does not speak HTTP/1",
         "Bodies leave in the records of another protocol (FastCGI).",
         "Nothing to do: this backend is copied as always.";
-    "UDH111" LeftOut Both: "PROXY protocol",
-        "Connections begin with a PROXY header and not with HTTP/1, so the engine leaves them alone.",
+    "UDH111" LeftOut Both: "PROXY protocol or SOCKS",
+        "Connections begin with a PROXY or SOCKS header and not with HTTP/1, so the engine leaves them alone.",
         "Use addresses in headers (option forwardfor) on HTTP hops instead.";
     "UDH112" LeftOut Both: "QUIC",
         "QUIC encrypts bodies packet by packet inside HAProxy, where the engine cannot see it.",

@@ -56,7 +56,13 @@ pub(super) fn server(line: &Line, defaults: &[&Line]) -> (Vec<Address>, Vec<Hit>
     if ["send-proxy", "send-proxy-v2", "send-proxy-v2-ssl", "send-proxy-v2-ssl-cn"].into_iter().any(on) {
         hits.push(hit("UDH111", line));
     }
-    (addresses(target), hits)
+    let mut upstreams = addresses(target);
+    if let Some(proxy) = last("socks4") {
+        // The connection goes to the SOCKS proxy, and begins with its protocol.
+        hits.push(hit("UDH111", line));
+        upstreams.extend(addresses(proxy));
+    }
+    (upstreams, hits)
 }
 
 /// What one address of the configuration can mean.
@@ -88,7 +94,7 @@ fn ip(target: &str) -> Vec<Address> {
     match (ports.parse::<u16>(), range) {
         (Ok(0), _) => vec![Address::Every],
         (Ok(port), _) if !ports.starts_with('+') => of_port(port),
-        (_, Some((first, last))) => (first..=last).flat_map(of_port).collect(),
+        (_, Some((first, last))) => Address::of_ports(first, last, of_port),
         _ => vec![Address::Every],
     }
 }

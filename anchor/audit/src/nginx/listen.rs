@@ -99,7 +99,7 @@ fn addresses(listen: &Directive) -> Vec<Address> {
     let of_port = |port| if host == "*" { vec![Address::Port(port)] } else { Address::of_host(host, port) };
     if let Some((first, last)) = ports.split_once('-') {
         return match (first.parse::<u16>(), last.parse::<u16>()) {
-            (Ok(first), Ok(last)) => (first..=last).flat_map(of_port).collect(),
+            (Ok(first), Ok(last)) => Address::of_ports(first, last, of_port),
             _ => vec![Address::Every],
         };
     }

@@ -79,8 +79,11 @@ impl Walk {
     fn http(&mut self, block: &Directive) {
         let children = block.children();
         let named = |name: &'static str| children.iter().filter(move |d| d.name == name);
-        let http =
-            Http { has_charset_map: named("charset_map").next().is_some(), log_formats: named("log_format").collect() };
+        let http = Http {
+            has_charset_map: named("charset_map").next().is_some(),
+            log_formats: named("log_format").collect(),
+            matches: named("match").collect(),
+        };
         let upstreams: Vec<_> = named("upstream").collect();
         for upstream in &upstreams {
             let scope = format!("upstream {}", upstream.arg(0));

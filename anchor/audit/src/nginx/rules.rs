@@ -93,6 +93,8 @@ pub(super) fn hits_in(scope: &Scope<'_>, proxied: bool, http: &Http<'_>) -> Vec<
     let mirrors = scope.get_unless_off("mirror");
     let mirrors_bodies = scope.get("mirror_request_body").is_none_or(|d| d.arg(0) != "off");
     hits.extend(mirrors.filter(|_| mirrors_bodies).map(|d| hit("UDN113", d)));
+    let checks = scope.all("health_check").into_iter().filter(|check| http.reads_bodies(check));
+    hits.extend(checks.map(|d| hit("UDN122", d)));
     hits.extend(request_body_in_log(scope, http));
     for directive in scope.every() {
         hits.extend(by_name(directive));
@@ -193,6 +195,16 @@ pub(super) fn proxy_hits(scope: &Scope<'_>, pass: &Directive, server: &[Directiv
 pub(super) struct Http<'a> {
     pub(super) has_charset_map: bool,
     pub(super) log_formats: Vec<&'a Directive>,
+    /// The `match` blocks of health checks.
+    pub(super) matches: Vec<&'a Directive>,
+}
+
+impl Http<'_> {
+    /// Whether a health check looks for text in bodies.
+    fn reads_bodies(&self, health_check: &Directive) -> bool {
+        let named = |m: &&&Directive| health_check.args.iter().any(|a| a.text.strip_prefix("match=") == Some(m.arg(0)));
+        self.matches.iter().filter(named).any(|m| m.children().iter().any(|d| d.name == "body"))
+    }
 }
 
 pub(super) fn hit(code: &'static str, directive: &Directive) -> Hit {

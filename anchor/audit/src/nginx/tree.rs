@@ -64,8 +64,12 @@ pub(super) fn parse(main: &File) -> Result<Tree, AuditError> {
     Ok(Tree { directives, files: reader.files })
 }
 
-/// The files of `nginx -T`; none, if the text is an ordinary file.
+/// The files of `nginx -T`; none, if the text is an ordinary file. Before the first one, nginx itself may have spoken.
 fn split_dump(text: &str) -> Vec<(PathBuf, String)> {
+    let first = text.lines().find(|line| !line.is_empty() && !line.starts_with("nginx: "));
+    if !first.is_some_and(|line| line.starts_with(DUMP_MARKER)) {
+        return Vec::new();
+    }
     let mut files: Vec<(PathBuf, String)> = Vec::new();
     for line in text.split_inclusive('\n') {
         let marker = line.trim_end().strip_prefix(DUMP_MARKER).and_then(|l| l.strip_suffix(':'));
