@@ -128,10 +128,27 @@ UD_INLINE ud_u64 request_version(struct ud_cut *c, ud_u64 blank)
 	return blank + 11;
 }
 
+/* Whether what begins at [from, end) is a request target (RFC 9112, section 3.2); MORE if that cannot be told yet. */
+UD_INLINE ud_u64 target_form(struct ud_cut *c, ud_u64 from, ud_u64 end, ud_u64 facts)
+{
+	ud_u64 scheme = ud_at8(c, from) | LOWER8;
+
+	if (ud_at(c, from) == '/' || (facts & FACT_CONNECT))
+		return 0;
+	if (ud_at(c, from) == '*')
+		return end > from + 1 ? PASS : end < ud_len(c) ? 0 : MORE;
+	if (end < from + 8)
+		return end < ud_len(c) ? PASS : MORE;
+	if (scheme == LETTERS8('h', 't', 't', 'p', 's', ':', '/', '/') ||
+	    (scheme & SEVEN) == LETTERS8('h', 't', 't', 'p', ':', '/', '/', 0))
+		return 0;
+	return PASS;
+}
+
 /* A request line at window[0]. `*seen` is what may be given out as metadata if the result is MORE. */
 UD_INLINE ud_u64 request_line(struct ud_cut *c, ud_u64 *seen)
 {
-	ud_u64 first = ud_at8(c, 0), end, target_end, facts = 0;
+	ud_u64 first = ud_at8(c, 0), end, target_end, form, facts = 0;
 
 	if ((ud_u32)first == (ud_u32)LETTERS8('G', 'E', 'T', ' ', 0, 0, 0, 0) && c->len >= 4)
 		end = 3;
@@ -149,6 +166,9 @@ UD_INLINE ud_u64 request_line(struct ud_cut *c, ud_u64 *seen)
 	target_end = ud_word(c, end + 1);
 	if (target_end == end + 1)
 		return target_end < ud_len(c) ? PASS : MORE;
+	form = target_form(c, end + 1, target_end, facts);
+	if (form)
+		return form;
 	*seen = target_end;
 	return target_end < ud_len(c) ? request_version(c, target_end) : MORE;
 }
@@ -199,9 +219,10 @@ static __attribute__((noinline)) int take_field(struct ud_cut *c, ud_u64 side, u
 	/* One of the two, once: anything else has been framed differently by someone. */
 	if (word & (FACT_LENGTH | FACT_CHUNKED | FACT_TRAILERS))
 		return 0;
-	for (n = 0; n < BLANKS_MAX && (ud_at(c, from) == ' ' || ud_at(c, from) == '\t'); n++)
+	/* Tabs are allowed too, but not everybody takes them for blanks. */
+	for (n = 0; n < BLANKS_MAX && ud_at(c, from) == ' '; n++)
 		from++;
-	for (n = 0; n < BLANKS_MAX && end > from && (ud_at(c, end - 1) == ' ' || ud_at(c, end - 1) == '\t'); n++)
+	for (n = 0; n < BLANKS_MAX && end > from && ud_at(c, end - 1) == ' '; n++)
 		end--;
 	if (is_length) {
 		number = ud_number(c, from, 10);
@@ -350,6 +371,29 @@ UD_INLINE int skip(struct ud_cut *c, ud_u64 side)
 	return metadata(c, end + 2);
 }
 
+/* Extensions allowed in one chunk. */
+#define EXTENSIONS_MAX 8
+
+/* The end of ";name" and ";name=token" from `from` on. Quoted values are left alone: parsers disagree about what is in them. */
+UD_INLINE ud_u64 extensions(struct ud_cut *c, ud_u64 from, ud_u64 len)
+{
+	ud_u64 n, end;
+
+	for (n = 0; n < EXTENSIONS_MAX && from < len && ud_at(c, from) == ';'; n++) {
+		end = ud_token(c, from + 1);
+		if (end == from + 1 && end < len)
+			return PASS;
+		from = end;
+		if (from < len && ud_at(c, from) == '=') {
+			end = ud_token(c, from + 1);
+			if (end == from + 1 && end < len)
+				return PASS;
+			from = end;
+		}
+	}
+	return from;
+}
+
 /* A chunk-size line at `from`; what is before it is metadata. */
 static __attribute__((noinline)) int chunk_size(struct ud_cut *c, ud_u64 side, ud_u64 from)
 {
@@ -357,8 +401,10 @@ static __attribute__((noinline)) int chunk_size(struct ud_cut *c, ud_u64 side, u
 
 	if (from < len && (!number || end == from))
 		return 0;
-	if (end < len && ud_at(c, end) == ';')
-		end = ud_text(c, end);
+	if (end < len)
+		end = extensions(c, end, len);
+	if (end == PASS)
+		return 0;
 	if (end + 2 > len) {
 		if (end < len && ud_at(c, end) != '\r')
 			return 0;

@@ -160,7 +160,7 @@ proptest! {
 }
 
 /// What llhttp says of each case: an error code, and its body bytes.
-fn llhttp(cases: &[Case]) -> Option<Vec<(Option<String>, Vec<Range<usize>>)>> {
+fn llhttp(cases: &[Case]) -> Option<Vec<(Option<String>, Vec<u8>)>> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/llhttp.js");
     let child =
         Command::new("node").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
@@ -184,22 +184,12 @@ fn llhttp(cases: &[Case]) -> Option<Vec<(Option<String>, Vec<Range<usize>>)>> {
     Some(text.lines().map(answer).collect())
 }
 
-/// `[null,[[4,5]]]` or `["HPE_X",[]]`.
-fn answer(line: &str) -> (Option<String>, Vec<Range<usize>>) {
-    let (error, body) = line[1..].split_once(",[").unwrap();
-    let numbers: Vec<usize> = body
-        .split(|c: char| !c.is_ascii_digit())
-        .filter(|part| !part.is_empty())
-        .map(|part| part.parse().unwrap())
-        .collect();
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    for pair in numbers.chunks(2) {
-        match ranges.last_mut() {
-            Some(last) if last.end == pair[0] => last.end += pair[1],
-            _ => ranges.push(pair[0]..pair[0] + pair[1]),
-        }
-    }
-    ((error != "null").then(|| error.trim_matches('"').to_string()), ranges)
+/// `- 61626a` or `HPE_X 61`.
+fn answer(line: &str) -> (Option<String>, Vec<u8>) {
+    let (error, body) = line.split_once(' ').unwrap();
+    let bytes =
+        body.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap());
+    ((error != "-").then(|| error.to_string()), bytes.collect())
 }
 
 #[test]
@@ -217,14 +207,14 @@ fn llhttp_agrees() {
         with_payload += usize::from(!opaque.is_empty());
         with_error += usize::from(error.is_some());
         passes += usize::from(passed);
-        // All that is opaque is body, byte for byte. llhttp may have given up later, in a message after it.
-        let known = if passed || error.is_some() { body.len().min(opaque.len()) } else { body.len().max(opaque.len()) };
-        assert_eq!(
-            opaque.get(..known),
-            body.get(..known),
-            "llhttp {error:?} {body:?}, http1 {opaque:?} {passed}: {text:?}"
-        );
-        assert!(opaque.len() <= body.len(), "llhttp {error:?} {body:?}, http1 {opaque:?} {passed}: {text:?}");
+        if error.as_deref() == Some("HPE_INVALID_METHOD") {
+            // llhttp has a list of methods; RFC 9112 frames them all alike.
+            continue;
+        }
+        // All that is opaque is body, byte for byte; and all of the body is opaque, unless one of both gave up.
+        let payload: Vec<u8> = opaque.into_iter().flat_map(|range| case.bytes[range].to_vec()).collect();
+        assert!(body.starts_with(&payload), "llhttp {error:?} {body:?}, http1 {payload:?} {passed}: {text:?}");
+        assert!(passed || error.is_some() || body == payload, "llhttp {body:?}, http1 {payload:?}: {text:?}");
     }
     println!("{with_payload} with payload, {with_error} with errors, {passes} passed, of {CASES}");
     assert!(with_payload > CASES / 4 && with_error > CASES / 20, "the cases are worth something");

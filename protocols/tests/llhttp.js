@@ -1,5 +1,5 @@
-// Reads cases from stdin: kind (0 request, 1 response), u32 length, bytes. Writes for each one line of JSON:
-// [error code or null, [[body pieces' offsets and lengths]]], as node's HTTP parser (llhttp, strict) sees it.
+// Reads cases from stdin: kind (0 request, 1 response), u32 length, bytes. Writes for each one line:
+// error code (or "-"), a blank, the body's bytes in hexadecimal, as node's HTTP parser (llhttp, strict) sees it.
 'use strict';
 process.removeAllListeners('warning');
 process.on('warning', () => {});
@@ -17,9 +17,9 @@ for (let at = 0; at < input.length;) {
 	parser[HTTPParser.kOnHeadersComplete] = () => 0;
 	parser[HTTPParser.kOnBody] = (...piece) => {
 		const [buffer, offset, size] = piece;
-		body.push(size === undefined ? [buffer.byteOffset - bytes.byteOffset, buffer.length] : [offset, size]);
+		body.push(size === undefined ? buffer.toString('hex') : buffer.toString('hex', offset, offset + size));
 	};
 	const result = parser.execute(bytes, 0, bytes.length);
-	lines.push(JSON.stringify([result instanceof Error ? result.code : null, body]));
+	lines.push(`${result instanceof Error ? result.code : '-'} ${body.join('')}`);
 }
 process.stdout.write(lines.join('\n') + '\n');

@@ -30,6 +30,9 @@ const FRAMING: &[&str] = &[
     "Content-Length: 340282366920938463463374607431768211462\r\n\r\nabcdef",
     "Content-Length: \"6\"\r\n\r\nabcdef",
     "Content-Length: 6\u{b}\r\n\r\nabcdef",
+    "Content-Length: 6\t\r\n\r\nabcdef",
+    "Content-Length:\t6\r\n\r\nabcdef",
+    "Transfer-Encoding: chunked\t\r\n\r\n0\r\n\r\n",
     // Codings that are not exactly chunked.
     "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "Transfer-Encoding: chunkedx\r\n\r\n0\r\n\r\n",
@@ -86,6 +89,10 @@ const FRAMING: &[&str] = &[
     "Transfer-Encoding: chunked\r\n\r\n10000000000000005\r\nhello\r\n0\r\n\r\n",
     "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n",
     "Transfer-Encoding: chunked\r\n\r\n00000000000000005\r\nhello\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\n\r\n5;a=\"b;c\"\r\nhello\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\n\r\n5;\r\nhello\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\n\r\n5;a=\r\nhello\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\n\r\n5; a\r\nhello\r\n0\r\n\r\n",
     // Framing in trailers.
     "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n",
     "Transfer-Encoding: chunked\r\n\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -133,6 +140,11 @@ const REQUESTS: &[&str] = &[
     "HTTP/1.1 200 OK\r\n\r\n",
     "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}\u{1}\u{fc}\u{3}\u{3}",
     "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "GET a HTTP/1.1\r\n\r\n",
+    "GET 1/2 HTTP/1.1\r\n\r\n",
+    "GET *a HTTP/1.1\r\n\r\n",
+    "GET htt HTTP/1.1\r\n\r\n",
+    "GET ftp://a/ HTTP/1.1\r\n\r\n",
     "CONNECT a:1 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
     "CONNECT a:1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 ];
@@ -175,7 +187,7 @@ const RESPONSES: &[(&str, &str)] = &[
 fn responses_that_are_none_are_left_alone() {
     let http1 = shipped("http1");
     for (method, response) in RESPONSES {
-        let request = format!("{method} a:1 HTTP/1.1\r\n\r\n");
+        let request = format!("{method} {} HTTP/1.1\r\n\r\n", if *method == "GET" { "/" } else { "a:1" });
         for split in 0..response.len() {
             let (cuts, passed) = cut_responses(&http1, request.as_bytes(), response.as_bytes(), &[split]);
             assert!(passed && cuts.opaque.is_empty(), "{response:?} split at {split}: {cuts:?}");
