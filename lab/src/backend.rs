@@ -22,7 +22,7 @@ const BLOCK: usize = 64 * 1024;
 /// The answer to the example key of RFC 6455, section 1.3: HAProxy insists on one.
 const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
 /// Seed of every upload, so that the backend can locate a wrong byte.
-pub const UPLOAD_SEED: u64 = 0x5eed_0f_u64;
+pub const UPLOAD_SEED: u64 = 0x5eed;
 
 /// What the backend received with one request, and what became of its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +92,11 @@ impl Backend {
     /// What it has seen under the name of an exchange, in order.
     pub fn seen(&self, id: &str) -> Vec<Seen> {
         lock(&self.shared.records).get(id).cloned().unwrap_or_default()
+    }
+
+    /// Drops the records of an exchange: for runs of hours.
+    pub fn forget(&self, id: &str) {
+        lock(&self.shared.records).remove(id);
     }
 
     /// Waits until `count` requests of that name have been answered or given up.

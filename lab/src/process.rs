@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::error::While;
@@ -105,10 +105,19 @@ impl Process {
         signal_pid(self.pid(), signal)
     }
 
-    /// Ends the group: SIGTERM to the first process, after a grace period SIGKILL to what is left.
+    /// The processes of the group whose parent is not in it: usually the first one; after it was replaced, its heirs.
+    pub fn roots(&self) -> Vec<u32> {
+        let pids = self.pids();
+        let inner: Vec<u32> = pids.iter().flat_map(|pid| proc::children(*pid)).collect();
+        pids.into_iter().filter(|pid| !inner.contains(pid)).collect()
+    }
+
+    /// Ends the group: SIGTERM to its roots, after a grace period SIGKILL to what is left.
     pub fn stop(mut self) -> Result<(), LabError> {
-        // It may have ended by itself; the wait below says.
-        let _ = self.signal(Signal::TERM);
+        for pid in self.roots() {
+            // It may have ended by itself; the wait below says.
+            let _ = signal_pid(pid, Signal::TERM);
+        }
         let group = self.pid();
         let ended = wait::until(format!("{} ends after SIGTERM", self.name), GRACE, || {
             let done = matches!(self.child.try_wait(), Ok(Some(_)));
@@ -147,6 +156,15 @@ pub fn signal_pid(pid: u32, signal: Signal) -> Result<(), LabError> {
     let what = || format!("signal {signal:?} to process {pid}");
     let target = target.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound)).doing(what)?;
     rustix::process::kill_process(target, signal).doing(what)
+}
+
+/// Lets whatever `command` becomes open only so many descriptors.
+pub fn limit_descriptors(command: &mut Command, descriptors: u64) {
+    let limit = Rlimit { current: Some(descriptors), maximum: Some(descriptors) };
+    // SAFETY: setrlimit is async-signal-safe, and the closure owns the limit.
+    unsafe {
+        command.pre_exec(move || setrlimit(Resource::Nofile, limit).map_err(Into::into));
+    }
 }
 
 /// Pins whatever `command` becomes, and its children, to the given CPUs. None given: wherever the kernel likes.

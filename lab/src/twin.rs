@@ -145,7 +145,8 @@ impl Exchange {
         self.faulty || self.any_status
     }
 
-    fn id(&self, step: usize) -> String {
+    /// The name of a step, by which the backend and the access logs know it.
+    pub fn id(&self, step: usize) -> String {
         format!("{}.{}", self.name, if self.one_target { 0 } else { step })
     }
 

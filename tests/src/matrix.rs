@@ -38,10 +38,20 @@ pub fn engine() -> Option<Engine> {
 impl Lane {
     /// Starts a proxy with a backend of its own. `engine`: the library to preload.
     pub fn start(name: &str, spec: &Spec, engine: Option<Engine>) -> Result<Self, LabError> {
+        Self::start_with(name, spec, engine, None)
+    }
+
+    /// As [`Lane::start`], with a limit of open descriptors.
+    pub fn start_with(
+        name: &str,
+        spec: &Spec,
+        engine: Option<Engine>,
+        descriptors: Option<u64>,
+    ) -> Result<Self, LabError> {
         let backend = Backend::start()?;
         let with_engine = engine.is_some();
         let mode = engine.map_or(Mode::Plain, Mode::Underdeck);
-        let proxy = Proxy::start(spec, &mode, backend.addr())?;
+        let proxy = Proxy::start_with(spec, &mode, backend.addr(), &[], descriptors)?;
         let front = proxy.front()?;
         let lane = Self { name: name.to_owned(), proxy, backend, front, engine: with_engine };
         if with_engine {

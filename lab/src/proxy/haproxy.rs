@@ -20,13 +20,15 @@ pub struct Haproxy {
     pub bufsize: Option<u32>,
     /// HTTPS to the client.
     pub tls: bool,
+    /// `maxconn`.
+    pub connections: usize,
     /// Reuses connections to the backend.
     pub keepalive: bool,
 }
 
 impl Default for Haproxy {
     fn default() -> Self {
-        Self { threads: 1, splice: false, bufsize: None, tls: false, keepalive: true }
+        Self { threads: 1, splice: false, bufsize: None, tls: false, connections: 6000, keepalive: true }
     }
 }
 
@@ -43,9 +45,9 @@ impl Haproxy {
         let splice = if self.splice { "option splice-auto" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
-        let threads = self.threads;
+        let Self { threads, connections, .. } = self;
         let config = format!(
-            "global\n    maxconn 6000\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
+            "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    log global\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
              timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
              frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\

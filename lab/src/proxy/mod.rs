@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 pub use access_log::LogLine;
@@ -23,7 +22,7 @@ use crate::client::Front;
 use crate::error::While;
 use crate::ports::Port;
 use crate::proc::Census;
-use crate::process::{Process, pin};
+use crate::process::{Process, limit_descriptors, pin};
 use crate::tls::Certificate;
 use crate::{LabError, proc, tools, wait};
 
@@ -122,7 +121,7 @@ pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<PathBuf, LabEr
 /// Polls until somebody accepts connections, or the process has ended.
 pub(crate) fn ready(process: &mut Process, addr: SocketAddr) -> Result<(), LabError> {
     let opened = wait::until("the port opens", READY, || {
-        if process.exited().is_some() {
+        if process.exited().is_some() && process.pids().is_empty() {
             return Some(false);
         }
         TcpStream::connect_timeout(&addr, READY).is_ok().then_some(true)
@@ -160,6 +159,17 @@ impl Proxy {
 
     /// Starts a proxy pinned to the given CPUs.
     pub fn start_on(spec: &Spec, mode: &Mode, backend: SocketAddr, cpus: &[usize]) -> Result<Self, LabError> {
+        Self::start_with(spec, mode, backend, cpus, None)
+    }
+
+    /// Starts a proxy that may open only so many descriptors (`RLIMIT_NOFILE`).
+    pub fn start_with(
+        spec: &Spec,
+        mode: &Mode,
+        backend: SocketAddr,
+        cpus: &[usize],
+        descriptors: Option<u64>,
+    ) -> Result<Self, LabError> {
         let dir = directory()?;
         let port = Port::free()?;
         let certificate = spec.tls().then(|| Certificate::make(dir.path())).transpose()?;
@@ -172,9 +182,18 @@ impl Proxy {
             engine.apply(&mut command);
         }
         pin(&mut command, cpus);
+        if let Some(descriptors) = descriptors {
+            limit_descriptors(&mut command, descriptors);
+        }
         let mut process = Process::spawn(spec.name(), dir.path(), command)?;
         ready(&mut process, port.addr())?;
-        Ok(Self { spec: spec.clone(), process, port, certificate, dir })
+        let proxy = Self { spec: spec.clone(), process, port, certificate, dir };
+        // nginx's master listens before its workers exist.
+        let workers = if let Spec::Nginx(nginx) = spec { nginx.workers } else { 1 };
+        wait::until(format!("{} has {workers} workers", spec.name()), READY, || {
+            (proxy.workers().len() >= workers).then_some(())
+        })?;
+        Ok(proxy)
     }
 
     /// Where clients connect to.
@@ -258,7 +277,7 @@ impl Proxy {
     /// Stops it and checks that nothing of it is left: processes, named temp files, the port, shared memory.
     pub fn stop(self) -> Result<(), LabError> {
         let Self { spec, process, port, dir, .. } = self;
-        let crashed = process.signal(Signal::CONT).is_err();
+        let crashed = process.pids().is_empty();
         let leftover = |what: String| Err(LabError::Leftover { name: spec.name().to_owned(), what });
         if crashed {
             return leftover(format!("it had ended by itself: {}", process.stderr_tail()));

@@ -44,6 +44,8 @@ pub struct Nginx {
     pub upstream_version: &'static str,
     /// `worker_processes`.
     pub workers: usize,
+    /// Started by a shell that is gone when nginx is up: nginx ignores USR2 as long as the parent that it started with lives.
+    pub orphan: bool,
     /// Further lines of the `main` context, for instance `env LD_PRELOAD;`.
     pub main: String,
     /// Further lines of the `server` context.
@@ -64,6 +66,7 @@ impl Default for Nginx {
             keepalive: true,
             upstream_version: "1.1",
             workers: 1,
+            orphan: false,
             main: String::new(),
             server: String::new(),
         }
@@ -85,7 +88,13 @@ impl Nginx {
     ) -> Result<Command, LabError> {
         let config = self.config(dir, listen, backend, certificate);
         let config = write(dir, "nginx.conf", &config)?;
-        let mut command = Command::new(self.tool.path()?);
+        let program = self.tool.path()?;
+        let mut command = if self.orphan { Command::new("sh") } else { Command::new(&program) };
+        if self.orphan {
+            let pid = dir.join("nginx.pid");
+            let script = format!("\"$0\" \"$@\" & until [ -s {} ]; do sleep 0.01; done", pid.display());
+            command.arg("-c").arg(script).arg(&program);
+        }
         command.arg("-p").arg(dir).arg("-e").arg(dir.join("error.log")).arg("-c").arg(config);
         command.args(["-g", "daemon off;"]);
         Ok(command)

@@ -1,0 +1,251 @@
+//! Peers that break exchanges, limits that are met. After each: no wrong byte, nothing leaked, and it still works.
+
+use std::time::Duration;
+
+use underdeck_lab::behaviour::{Behaviour, Delimit, End};
+use underdeck_lab::client::{Leave, Pace, Upload};
+use underdeck_lab::engine as counters;
+use underdeck_lab::process::Process;
+use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
+use underdeck_lab::twin::{Exchange, Step, judge, observe};
+use underdeck_lab::{proc, wait};
+use underdeck_tests::matrix::{Lane, SETTLE, compare, engine};
+
+const MIB: u64 = 1 << 20;
+
+fn specs() -> [(&'static str, Spec); 5] {
+    [
+        ("nginx", Spec::Nginx(Nginx::default())),
+        ("nginx-large", Spec::Nginx(Nginx::large())),
+        ("nginx-unbuffered", Spec::Nginx(Nginx { buffering: false, request_buffering: false, ..Nginx::large() })),
+        ("haproxy", Spec::Haproxy(Haproxy { threads: 2, ..Haproxy::default() })),
+        ("envoy", Spec::Envoy(Envoy::default())),
+    ]
+}
+
+/// Sends broken exchanges, some at once, and returns what was wrong with the bytes that did arrive.
+fn send_all(lane: &Lane, exchanges: &[Exchange]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for batch in exchanges.chunks(8) {
+        std::thread::scope(|scope| {
+            let send = |it| scope.spawn(move || observe(it, lane.side()).map(|seen| judge(it, &seen)));
+            let threads: Vec<_> = batch.iter().map(send).collect();
+            for thread in threads {
+                match thread.join().expect("a client does not panic") {
+                    Ok(found) => wrong.extend(found),
+                    Err(error) => wrong.push(error.to_string()),
+                }
+            }
+        });
+    }
+    wrong
+}
+
+fn descriptors(lane: &Lane) -> usize {
+    let count = |it: &proc::Census| it.sockets + it.pipes + it.deleted + it.others + it.memfds.values().sum::<usize>();
+    lane.proxy.census().iter().map(count).sum()
+}
+
+/// A whole, right exchange: the proxy still works.
+fn still_works(lane: &Lane, name: &str) {
+    let steps = [5000, 300_000, 2 * MIB].map(|n| Step::get(Behaviour::body(n, Delimit::Length)));
+    let exchange = Exchange::new(format!("after-{name}"), steps.to_vec());
+    let it = observe(&exchange, lane.side()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(judge(&exchange, &it), Vec::<String>::new(), "{name}");
+}
+
+/// Counters settle, nothing panicked, and there were at most `broken` resets.
+fn settled(lane: &Lane, name: &str, broken: u64) {
+    if !lane.has_engine() {
+        return;
+    }
+    let it = counters::settled(&lane.proxy, SETTLE).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(it.panics, 0, "{name}: panics");
+    assert!(it.resets <= broken, "{name}: {} resets, but peers broke only {broken} exchanges", it.resets);
+}
+
+/// Runs broken exchanges in rounds: from the second round on the number of descriptors must not grow.
+fn rounds(name: &str, spec: &Spec, make: impl Fn(usize) -> Vec<Exchange>) {
+    let lane = Lane::underdeck(spec);
+    let mut after = Vec::new();
+    let mut broken = 0;
+    for round in 0..3 {
+        let exchanges = make(round);
+        broken += exchanges.len() as u64;
+        assert_eq!(send_all(&lane, &exchanges), Vec::<String>::new(), "{name}");
+        still_works(&lane, &format!("{name}-{round}"));
+        settled(&lane, name, broken);
+        after.push(descriptors(&lane));
+    }
+    // Connections that are about to be closed and idle ones to the backend: a few more or less.
+    let slack = 8;
+    let shrunk = || (descriptors(&lane) <= after[0] + slack).then_some(());
+    wait::until("", SETTLE, shrunk).unwrap_or_else(|_| panic!("{name}: descriptors grow by round: {after:?}"));
+    lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+fn broken(name: String, behaviour: Behaviour, pace: Pace) -> Exchange {
+    Exchange::new(name, vec![Step::get(behaviour)]).pace(Pace { deadline: Duration::from_secs(8), ..pace }).faulty()
+}
+
+#[test]
+fn backend_dies_in_the_middle_of_a_body() {
+    for (name, spec) in specs() {
+        rounds(name, &spec, |round| {
+            let mut all = Vec::new();
+            for at in [0, 50, 200, 700, 5000, 70_000, 500_000, MIB] {
+                for delimit in [Delimit::Length, Delimit::Chunked(5000)] {
+                    for end in [End::Fin(at), End::Reset(at)] {
+                        let it = Behaviour { end, ..Behaviour::body(MIB, delimit) };
+                        all.push(broken(format!("dies-{round}-{}", all.len()), it, Pace::default()));
+                    }
+                }
+            }
+            all
+        });
+    }
+}
+
+#[test]
+fn client_leaves_in_the_middle_of_a_body() {
+    for (name, spec) in specs() {
+        rounds(name, &spec, |round| {
+            let mut all = Vec::new();
+            for after in [0, 1, 300, 5000, 70_000, 700_000] {
+                for how in [Leave::Close, Leave::Reset] {
+                    for delimit in [Delimit::Length, Delimit::Chunked(30_000)] {
+                        let pace = Pace { leave: Some((after, how)), receive_buffer: Some(16_384), ..Pace::default() };
+                        let name = format!("leaves-{round}-{}", all.len());
+                        all.push(broken(name, Behaviour::body(4 * MIB, delimit), pace));
+                    }
+                }
+            }
+            all
+        });
+    }
+}
+
+#[test]
+fn client_leaves_in_the_middle_of_an_upload() {
+    for (name, spec) in specs() {
+        rounds(name, &spec, |round| {
+            let early = |i: usize| {
+                let behaviour = Behaviour { early: true, close: true, ..Behaviour::body(70_000, Delimit::Length) };
+                let step = Step::post(Upload::Length(2 * MIB), behaviour);
+                let pace = Pace { deadline: Duration::from_secs(8), ..Pace::default() };
+                Exchange::new(format!("early-{round}-{i}"), vec![step]).pace(pace).faulty()
+            };
+            (0..6).map(early).collect()
+        });
+    }
+}
+
+#[test]
+fn client_reads_ten_kilobytes_per_second() {
+    for (name, spec) in specs() {
+        let lane = Lane::underdeck(&spec);
+        let slow = |i: usize, delimit| {
+            let pace = Pace {
+                read_rate: Some(10_000),
+                leave: Some((30_000, Leave::Close)),
+                receive_buffer: Some(4096),
+                ..Pace::default()
+            };
+            broken(format!("slow-{i}"), Behaviour::body(8 * MIB, delimit), pace)
+        };
+        let all: Vec<Exchange> =
+            (0..8).map(|i| slow(i, if i % 2 == 0 { Delimit::Length } else { Delimit::Chunked(20_000) })).collect();
+        assert_eq!(send_all(&lane, &all), Vec::<String>::new(), "{name}");
+        still_works(&lane, name);
+        settled(&lane, name, all.len() as u64);
+        if let Some(it) = counters::snapshot(&lane.proxy) {
+            let limit = 3 * MIB * all.len() as u64;
+            assert!(it.bytes_held_max <= limit, "{name}: {} bytes were held, limit {limit}", it.bytes_held_max);
+        }
+        lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn descriptors_run_out() {
+    // Envoy aborts by itself when it gets no socket, so it is left out. HAProxy never accepts more than it has
+    // descriptors for: there it is the engine that runs out of them.
+    let haproxy = Haproxy { connections: 30, ..Haproxy::default() };
+    for (name, spec, descriptors) in [
+        ("nginx", Spec::Nginx(Nginx::default()), 60),
+        ("nginx-large", Spec::Nginx(Nginx::large()), 60),
+        ("haproxy", Spec::Haproxy(haproxy), 120),
+    ] {
+        let tiny = engine().map(|it| it.min_body(64));
+        let lane = Lane::start_with("squeezed", &spec, tiny, Some(descriptors)).expect("started");
+        still_works(&lane, &format!("start-of-{name}"));
+        let it = |i: usize| {
+            let splits = vec![100_000, 200_000, 400_000];
+            let behaviour = Behaviour { splits, pause_us: 20_000, ..Behaviour::body(600_000, Delimit::Length) };
+            broken(format!("squeezed-{i}"), behaviour, Pace { deadline: Duration::from_secs(4), ..Pace::default() })
+        };
+        let wrong = std::thread::scope(|scope| {
+            let all: Vec<Exchange> = (0..60).map(it).collect();
+            let send = |it: Exchange| {
+                let lane = &lane;
+                scope.spawn(move || observe(&it, lane.side()).map(|seen| judge(&it, &seen)).unwrap_or_default())
+            };
+            let threads: Vec<_> = all.into_iter().map(send).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect::<Vec<String>>()
+        });
+        assert_eq!(wrong, Vec::<String>::new(), "{name}");
+        // nginx does not accept for half a second after it ran out.
+        let again = || {
+            let exchange = Exchange::new("again", vec![Step::get(Behaviour::body(300_000, Delimit::Length))]).faulty();
+            let it = observe(&exchange, lane.side()).ok()?;
+            it.replies.first().filter(|reply| reply.body.len == 300_000).map(|_| ())
+        };
+        wait::until(format!("{name} serves again"), SETTLE, again).expect("it recovers");
+        still_works(&lane, name);
+        settled(&lane, name, 0);
+        lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn pipes_run_out() {
+    if !rustix::process::getuid().is_root() {
+        // Workers then run as this user, whose own pipes the tests need.
+        panic!("this test needs root: it exhausts the pipes of www-data");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let hog = dir.path().join("pipe-hog");
+    // Under a home directory, another user could not execute it.
+    std::fs::copy(env!("CARGO_BIN_EXE_pipe-hog"), &hog).expect("copied");
+    open_to_all(dir.path());
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid=www-data", "--regid=www-data", "--clear-groups"]).arg(&hog);
+    let holder = Process::spawn("pipe-hog", dir.path(), command).expect("started");
+    let ready = || (std::fs::read(dir.path().join("pipe-hog.stdout")).ok()?.starts_with(b"ready")).then_some(());
+    wait::until("www-data has no pipes left", Duration::from_secs(10), ready)
+        .unwrap_or_else(|error| panic!("{error}: {}", holder.stderr_tail()));
+    for (name, spec) in specs() {
+        let lanes = [Lane::plain(&spec), Lane::underdeck(&spec), Lane::underdeck_tiny(&spec)];
+        let mut wrong = Vec::new();
+        for n in [300, 5000, 70_000, 300_000, 4 * MIB] {
+            for delimit in [Delimit::Length, Delimit::Chunked(9000), Delimit::Close] {
+                let exchange = Exchange::new(
+                    format!("no-pipes-{n}-{delimit:?}").replace(['(', ')'], "-"),
+                    vec![Step::get(Behaviour::body(n, delimit))],
+                );
+                wrong.extend(compare(&exchange, &lanes));
+            }
+        }
+        assert_eq!(wrong, Vec::<String>::new(), "{name}");
+        for lane in lanes {
+            settled(&lane, name, 0);
+            lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+    holder.stop().expect("the pipes are free again");
+}
+
+fn open_to_all(path: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("chmod");
+}
