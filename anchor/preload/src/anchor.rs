@@ -1,0 +1,453 @@
+//! Anchors: payload that was received and not sent yet. One anchor per span of payload.
+//!
+//! ```text
+//!              taken            pipe_head                tail
+//!  ──────────────┬────────────────┬──────────────────────┬──> offset
+//!   left already │ spilled pieces │ in the pipe          │
+//! ```
+//!
+//! An anchor outlives the socket it was received on (the paper's appendix A.4): it is closed when all of it has left, or
+//! when nobody can ask for the rest any more.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+
+use libc::c_int;
+use syscalls::Errno;
+use underdeck_stats::{Block, Gauge, Reason, Role};
+
+use crate::engine::Engine;
+use crate::mark::{Mark, STRIDE, Secret, Vpi};
+use crate::pipe::{Pipe, Pool};
+use crate::sys;
+
+const SLOTS: usize = 1 << 16;
+
+/// Anchors by slot. They are used again, never freed, so that a mark can be looked up without a lock.
+static ANCHORS: [AtomicPtr<Mutex<Anchor>>; SLOTS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; SLOTS];
+static SPARE: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Anchors that exist. While there are none, nothing that is sent can be a placeholder.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// Anchors that lost their receiving socket before anybody began to send them: (VPI, second when).
+static ORPHANS: Mutex<VecDeque<(Vpi, u64)>> = Mutex::new(VecDeque::new());
+static ORPHAN_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Until when (second) placeholders may turn up behind which there is nothing any more.
+static SUSPECT_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How long after payload was dropped every sent byte is still looked at.
+const SUSPICION_S: u64 = 300;
+
+/// Whether any placeholder can be out. While there is none, nothing that is sent needs to be looked at.
+#[inline]
+pub(crate) fn any_open() -> bool {
+    OPEN.load(Ordering::Acquire) != 0 || (SUSPECT_UNTIL.load(Ordering::Relaxed) != 0 && is_suspicious())
+}
+
+#[cold]
+fn is_suspicious() -> bool {
+    let until = SUSPECT_UNTIL.load(Ordering::Relaxed);
+    if sys::seconds() < until {
+        return true;
+    }
+    // Lost only if another thread has just dropped something: then that thread sets it again.
+    let _ = SUSPECT_UNTIL.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+    false
+}
+
+/// Whether the anchor is open and has, or may get, bytes that have not left.
+pub(crate) fn has_more(vpi: Vpi) -> bool {
+    lookup(vpi).is_some_and(|anchor| anchor.attached || !anchor.is_empty())
+}
+
+/// One stretch of application memory that holds a placeholder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    /// Offset of its first byte in the anchor.
+    pub(crate) start: u64,
+    pub(crate) len: u32,
+    /// How many of its first bytes have left.
+    pub(crate) taken: u32,
+}
+
+impl Segment {
+    pub(crate) fn next(&self) -> u64 {
+        self.start + u64::from(self.taken)
+    }
+
+    pub(crate) fn left(&self) -> u32 {
+        self.len - self.taken
+    }
+}
+
+/// Bytes that had to leave the pipe before their turn, because later ones were asked for first.
+struct Spill {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+/// What one span of payload needs until it has left.
+pub(crate) struct Anchor {
+    pub(crate) vpi: Vpi,
+    pub(crate) secret: Secret,
+    pub(crate) role: Role,
+    pub(crate) route: u8,
+    pipe: Option<Pipe>,
+    tail: u64,
+    pipe_head: u64,
+    spilled: Vec<Spill>,
+    segments: VecDeque<Segment>,
+    /// The receiving socket still adds to it.
+    attached: bool,
+    /// Somebody has begun to send it.
+    touched: bool,
+    /// How many sending sockets are in the middle of it.
+    links: u32,
+}
+
+/// Why bytes could not be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The kernel said no; `EAGAIN` when the socket takes no more.
+    Kernel(Errno),
+    /// The receiving socket takes no spliced pages.
+    Unspliceable,
+    /// They left already, or never were: whoever asks holds a placeholder that nothing stands behind.
+    Gone,
+}
+
+/// Opens an anchor with an empty pipe; none when there is no pipe or no slot.
+pub(crate) fn open(engine: &Engine, role: Role, route: u8) -> Option<Vpi> {
+    reap(engine, false);
+    let pipe = engine.pipes.take(engine.stats).or_else(|| {
+        reap(engine, true);
+        engine.pipes.take(engine.stats)
+    })?;
+    let Some(slot) = free_slot() else {
+        engine.pipes.give_back(pipe, engine.stats);
+        return None;
+    };
+    let secret = engine.secret();
+    let mut anchor = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    anchor.vpi.generation = anchor.vpi.generation.wrapping_add(1);
+    *anchor = Anchor { secret, role, route, pipe: Some(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
+    OPEN.fetch_add(1, Ordering::AcqRel);
+    engine.stats.up(Gauge::AnchorsOpen, 1);
+    Some(anchor.vpi)
+}
+
+/// The open anchor of that name.
+pub(crate) fn lookup(vpi: Vpi) -> Option<MutexGuard<'static, Anchor>> {
+    let slot = ANCHORS[usize::from(vpi.slot)].load(Ordering::Acquire);
+    // SAFETY: slots are leaked boxes that are never freed.
+    let anchor = unsafe { slot.as_ref() }?.lock().ok()?;
+    (anchor.vpi == vpi && anchor.pipe.is_some()).then_some(anchor)
+}
+
+/// The receiving socket is done with it: the span ended, or the socket was closed.
+pub(crate) fn detach(engine: &Engine, vpi: Vpi) {
+    let Some(mut anchor) = lookup(vpi) else { return };
+    anchor.attached = false;
+    let orphan = !anchor.is_empty() && !anchor.touched;
+    anchor.close_if_done(engine);
+    drop(anchor);
+    if orphan && let Ok(mut orphans) = ORPHANS.lock() {
+        orphans.push_back((vpi, sys::seconds()));
+        ORPHAN_COUNT.store(orphans.len(), Ordering::Relaxed);
+    }
+}
+
+/// A sending socket is done with it: it moved on, or it was closed in the middle.
+pub(crate) fn unlink(engine: &Engine, vpi: Vpi) {
+    if let Some(mut anchor) = lookup(vpi) {
+        anchor.links = anchor.links.saturating_sub(1);
+        anchor.close_if_done(engine);
+    }
+}
+
+/// Some of it left by an exit that keeps no link.
+pub(crate) fn close_if_done(engine: &Engine, vpi: Vpi) {
+    if let Some(mut anchor) = lookup(vpi) {
+        anchor.close_if_done(engine);
+    }
+}
+
+/// Closes anchors that were received but that nobody began to send within the grace period: their connection is gone.
+/// Under `pressure` (no pipe is left) the short period counts.
+pub(crate) fn reap(engine: &Engine, pressure: bool) {
+    if ORPHAN_COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let grace = if pressure { engine.config.grace_under_pressure_s } else { engine.config.grace_s };
+    let now = sys::seconds();
+    let Ok(mut orphans) = ORPHANS.lock() else { return };
+    while let Some((vpi, since)) = orphans.front().copied() {
+        let done = match lookup(vpi) {
+            None => true,
+            Some(anchor) if anchor.touched => true,
+            Some(mut anchor) if since + grace < now => {
+                anchor.close(engine);
+                true
+            }
+            Some(_) => false,
+        };
+        if !done {
+            break;
+        }
+        orphans.pop_front();
+    }
+    ORPHAN_COUNT.store(orphans.len(), Ordering::Relaxed);
+}
+
+/// For the child of a fork: closes the inherited pipes; the payload is the parent's.
+pub(crate) fn abandon_all() {
+    for slot in ANCHORS.iter().take(NEXT.load(Ordering::Relaxed) as usize) {
+        // SAFETY: slots are leaked boxes that are never freed.
+        let Some(slot) = (unsafe { slot.load(Ordering::Relaxed).as_ref() }) else { continue };
+        // A lock that another thread of the parent held at the fork is never released here: leave that slot behind.
+        let Ok(mut anchor) = slot.try_lock() else { continue };
+        if let Some(pipe) = anchor.pipe.take() {
+            sys::close(pipe.read);
+            sys::close(pipe.write);
+        }
+    }
+    OPEN.store(0, Ordering::Release);
+}
+
+fn free_slot() -> Option<&'static Mutex<Anchor>> {
+    let spare = SPARE.lock().ok()?.pop();
+    let number = match spare {
+        Some(number) => usize::from(number),
+        None => NEXT.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < SLOTS as u32).then_some(n + 1)).ok()?
+            as usize,
+    };
+    let slot = ANCHORS[number].load(Ordering::Acquire);
+    // SAFETY: slots are leaked boxes that are never freed.
+    if let Some(slot) = unsafe { slot.as_ref() } {
+        return Some(slot);
+    }
+    let vpi = Vpi { slot: number as u16, generation: 0 };
+    let fresh: &'static Mutex<Anchor> = Box::leak(Box::new(Mutex::new(Anchor::closed(vpi))));
+    ANCHORS[number].store(core::ptr::from_ref(fresh).cast_mut(), Ordering::Release);
+    Some(fresh)
+}
+
+impl Anchor {
+    fn closed(vpi: Vpi) -> Self {
+        Self {
+            vpi,
+            secret: [0; 2],
+            role: Role::Connected,
+            route: 0,
+            pipe: None,
+            tail: 0,
+            pipe_head: 0,
+            spilled: Vec::new(),
+            segments: VecDeque::new(),
+            attached: false,
+            touched: false,
+            links: 0,
+        }
+    }
+
+    /// Bytes that lie here.
+    pub(crate) fn held(&self) -> u64 {
+        self.tail - self.pipe_head + self.spilled.iter().map(|spill| spill.bytes.len() as u64).sum::<u64>()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Moves up to `len` bytes from the socket into the pipe, without waiting.
+    pub(crate) fn receive(&mut self, from: c_int, len: usize) -> sys::Result<usize> {
+        let Some(pipe) = &self.pipe else { return Err(Errno::EBADF) };
+        sys::splice(from, pipe.write, len, false)
+    }
+
+    /// The pipe is full: tries to make it larger.
+    pub(crate) fn grow(&mut self) -> bool {
+        self.pipe.as_mut().is_some_and(Pipe::grow)
+    }
+
+    /// Enters what [`Anchor::receive`] brought as one segment of the application's memory.
+    pub(crate) fn add_segment(&mut self, len: u32, stats: &Block) -> Segment {
+        let segment = Segment { start: self.tail, len, taken: 0 };
+        self.segments.push_back(segment);
+        self.tail += u64::from(len);
+        stats.up(Gauge::BytesHeld, u64::from(len));
+        Block::add(&stats.role(self.role).bytes_anchored, u64::from(len));
+        segment
+    }
+
+    /// The segment that a mark speaks of and the offset it stands for, if this anchor wrote it.
+    pub(crate) fn verify(&self, mark: &Mark) -> Option<(Segment, u64)> {
+        let wrapped = self.tail.wrapping_sub(u64::from((self.tail as u32).wrapping_sub(mark.offset_low)));
+        let segment = self.segment_at(wrapped)?;
+        mark.is_genuine(&self.secret, wrapped).then_some((segment, wrapped))
+    }
+
+    /// The segment that holds the byte at `offset`, unless all of it has left.
+    pub(crate) fn segment_at(&self, offset: u64) -> Option<Segment> {
+        let holds = |segment: &&Segment| segment.start <= offset && offset < segment.start + u64::from(segment.len);
+        self.segments.iter().find(holds).copied()
+    }
+
+    /// Somebody begins to send.
+    pub(crate) fn link(&mut self) {
+        self.links += 1;
+        self.touched = true;
+    }
+
+    /// Moves up to `len` bytes from `offset` on to a socket, without waiting and without copying where they still lie in the pipe.
+    pub(crate) fn forward(
+        &mut self,
+        engine: &Engine,
+        offset: u64,
+        len: usize,
+        to: c_int,
+        more: bool,
+        flags: c_int,
+    ) -> Result<usize, Refusal> {
+        self.reach(engine, offset)?;
+        let sent = if offset < self.pipe_head {
+            let spill = self.spill_at(offset).ok_or(Refusal::Gone)?;
+            let from = (offset - spill.offset) as usize;
+            let until = spill.bytes.len().min(from + len);
+            let flags = flags | if more { libc::MSG_MORE } else { 0 };
+            sys::send_bytes(to, &spill.bytes[from..until], flags).map_err(Refusal::Kernel)?
+        } else {
+            let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
+            let sent = match sys::splice(pipe.read, to, len, more) {
+                Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Err(Refusal::Unspliceable),
+                other => other.map_err(Refusal::Kernel)?,
+            };
+            self.pipe_head += sent as u64;
+            Block::add(&engine.stats.role(self.role).bytes_forwarded, sent as u64);
+            engine.routes.forwarded(self.route, sent);
+            sent
+        };
+        self.taken(engine, offset, sent);
+        Ok(sent)
+    }
+
+    /// Copies `len` bytes from `offset` on into the application's memory: the placeholder becomes the payload.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `len` bytes.
+    pub(crate) unsafe fn materialise(
+        &mut self,
+        engine: &Engine,
+        offset: u64,
+        to: *mut u8,
+        len: usize,
+        why: Reason,
+    ) -> Result<(), Refusal> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            self.reach(engine, at)?;
+            let copied = if at < self.pipe_head {
+                let spill = self.spill_at(at).ok_or(Refusal::Gone)?;
+                let from = (at - spill.offset) as usize;
+                let bytes = (spill.bytes.len() - from).min(len - done);
+                // SAFETY: promised by the caller; a spill is memory of ours and does not overlap.
+                unsafe { core::ptr::copy_nonoverlapping(spill.bytes.as_ptr().add(from), to.add(done), bytes) };
+                bytes
+            } else {
+                let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
+                // SAFETY: promised by the caller.
+                let bytes = unsafe { sys::read(pipe.read, to.add(done), len - done) }.map_err(Refusal::Kernel)?;
+                if bytes == 0 {
+                    return Err(Refusal::Gone);
+                }
+                self.pipe_head += bytes as u64;
+                bytes
+            };
+            self.taken(engine, at, copied);
+            done += copied;
+        }
+        engine.stats.materialised(self.role, why, len as u64);
+        engine.routes.materialised(self.route, len);
+        Ok(())
+    }
+
+    /// Takes bytes that stand before `offset` out of the pipe, for those who ask for them later.
+    fn reach(&mut self, engine: &Engine, offset: u64) -> Result<(), Refusal> {
+        if offset <= self.pipe_head {
+            return Ok(());
+        }
+        let missing = usize::try_from(offset - self.pipe_head).map_err(|_| Refusal::Gone)?;
+        if offset > self.tail {
+            return Err(Refusal::Gone);
+        }
+        let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
+        let mut bytes = vec![0; missing];
+        let mut done = 0;
+        while done < missing {
+            // SAFETY: within the vector.
+            let read = unsafe { sys::read(pipe.read, bytes.as_mut_ptr().add(done), missing - done) };
+            match read.map_err(Refusal::Kernel)? {
+                0 => return Err(Refusal::Gone),
+                n => done += n,
+            }
+        }
+        engine.stats.materialised(self.role, Reason::ExitOther, missing as u64);
+        self.spilled.push(Spill { offset: self.pipe_head, bytes });
+        self.pipe_head = offset;
+        Ok(())
+    }
+
+    fn spill_at(&self, offset: u64) -> Option<&Spill> {
+        self.spilled.iter().find(|spill| spill.offset <= offset && offset < spill.offset + spill.bytes.len() as u64)
+    }
+
+    /// Strikes `bytes` from `offset` on off the books.
+    fn taken(&mut self, engine: &Engine, offset: u64, bytes: usize) {
+        let end = offset + bytes as u64;
+        for segment in &mut self.segments {
+            let segment_end = segment.start + u64::from(segment.len);
+            if segment.start < end && offset < segment_end {
+                segment.taken = (end.min(segment_end) - segment.start) as u32;
+            }
+        }
+        self.segments.retain(|segment| segment.left() > 0);
+        let segments = &self.segments;
+        let wanted =
+            |from: u64, len: u64| segments.iter().any(|s| s.next() < from + len && from < s.start + u64::from(s.len));
+        self.spilled.retain(|spill| wanted(spill.offset, spill.bytes.len() as u64));
+        engine.stats.down(Gauge::BytesHeld, bytes as u64);
+    }
+
+    /// Closes it when nobody will add to it and nobody can ask for what is left.
+    pub(crate) fn close_if_done(&mut self, engine: &Engine) {
+        if !self.attached && (self.is_empty() || (self.touched && self.links == 0)) {
+            self.close(engine);
+        }
+    }
+
+    fn close(&mut self, engine: &Engine) {
+        let Some(pipe) = self.pipe.take() else { return };
+        let left: u64 = self.segments.iter().map(|segment| u64::from(segment.left())).sum();
+        if left > 0 {
+            Block::add(&engine.stats.role(self.role).bytes_dropped, left);
+            SUSPECT_UNTIL.store(sys::seconds() + SUSPICION_S, Ordering::Relaxed);
+        }
+        engine.stats.down(Gauge::BytesHeld, left);
+        engine.stats.down(Gauge::AnchorsOpen, 1);
+        if self.pipe_head == self.tail {
+            engine.pipes.give_back(pipe, engine.stats);
+        } else {
+            Pool::discard(pipe, engine.stats);
+        }
+        *self = Self::closed(self.vpi);
+        OPEN.fetch_sub(1, Ordering::AcqRel);
+        if let Ok(mut spare) = SPARE.lock() {
+            spare.push(self.vpi.slot);
+        }
+    }
+}
+
+/// The distance by which a mark may be the first one seen of bytes that began before it.
+pub(crate) const UNMARKED_MOST: u64 = STRIDE as u64;

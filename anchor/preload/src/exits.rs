@@ -1,0 +1,145 @@
+//! Exits other than a TCP socket: files, TLS libraries, compressors. The payload is put back in the place of its
+//! placeholder, in the application's own buffer, where a plain receive would have put it in the first place.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+
+use libc::iovec;
+use underdeck_stats::Reason;
+
+use crate::anchor::{self, Anchor, Segment, UNMARKED_MOST};
+use crate::engine::Engine;
+use crate::iov;
+use crate::mark::{self, MARK, Mark, Sighting, Vpi};
+
+/// A placeholder that cannot be resolved stands in the bytes.
+#[derive(Debug)]
+pub(crate) struct Doubt;
+
+/// An exit that was left in the middle of a segment: the next bytes that go there are expected to go on.
+struct Middle {
+    exit: usize,
+    vpi: Vpi,
+    offset: u64,
+}
+
+static MIDDLES: Mutex<Vec<Middle>> = Mutex::new(Vec::new());
+static MIDDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Puts back every placeholder in `iov`, whose bytes are about to leave by `exit` (a descriptor).
+pub(crate) fn materialise(engine: &Engine, exit: usize, iov: &[iovec], why: Reason) -> Result<(), Doubt> {
+    let size = iov::total(iov);
+    for (address, len) in iov::pieces(iov, 0, size) {
+        let mut from = go_on(engine, exit, address, len, why)?;
+        while from < len {
+            from = next(engine, exit, address, from, len, why)?;
+        }
+    }
+    Ok(())
+}
+
+/// Nothing more goes to this exit.
+pub(crate) fn closed(exit: usize) {
+    if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Some(middle) = take_middle(exit) {
+        unlink(middle.vpi);
+    }
+}
+
+/// Bytes at the beginning of a slice that go on with the segment of the last one.
+fn go_on(engine: &Engine, exit: usize, address: *mut u8, len: usize, why: Reason) -> Result<usize, Doubt> {
+    if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
+        return Ok(0);
+    }
+    let Some(middle) = take_middle(exit) else { return Ok(0) };
+    let Some(mut anchor) = anchor::lookup(middle.vpi) else { return Ok(0) };
+    let segment = anchor.segment_at(middle.offset).filter(|segment| segment.next() == middle.offset);
+    let Some(segment) = segment else {
+        drop(anchor);
+        unlink(middle.vpi);
+        return Ok(0);
+    };
+    let piece = len.min(segment.left() as usize);
+    if !is_intact(engine, &anchor, segment, middle.offset, address, piece) {
+        drop(anchor);
+        unlink(middle.vpi);
+        return Ok(0);
+    }
+    put_back(engine, exit, &mut anchor, middle.offset, address, piece, why)?;
+    drop(anchor);
+    unlink(middle.vpi);
+    Ok(piece)
+}
+
+/// Puts back the first placeholder from `from` on; returns where it ends.
+fn next(engine: &Engine, exit: usize, address: *mut u8, from: usize, len: usize, why: Reason) -> Result<usize, Doubt> {
+    // SAFETY: the application handed these bytes in to be read.
+    let bytes = unsafe { core::slice::from_raw_parts(address.add(from), len - from) };
+    let Sighting::Mark(at, mark) = engine.magic.find(bytes) else { return Ok(len) };
+    let (mut anchor, segment, offset) = genuine(&mark)?;
+    let gap = offset.checked_sub(segment.next()).filter(|gap| *gap < UNMARKED_MOST).ok_or(Doubt)? as usize;
+    let begin = (from + at).checked_sub(gap).filter(|begin| *begin >= from).ok_or(Doubt)?;
+    let piece = (len - begin).min(segment.left() as usize);
+    let start = address.wrapping_add(begin);
+    if !is_intact(engine, &anchor, segment, segment.next(), start, piece) {
+        return Err(Doubt);
+    }
+    put_back(engine, exit, &mut anchor, segment.next(), start, piece, why)?;
+    drop(anchor);
+    anchor::close_if_done(engine, mark.vpi);
+    Ok(begin + piece)
+}
+
+fn genuine(mark: &Mark) -> Result<(std::sync::MutexGuard<'static, Anchor>, Segment, u64), Doubt> {
+    let anchor = anchor::lookup(mark.vpi).ok_or(Doubt)?;
+    let (segment, offset) = anchor.verify(mark).ok_or(Doubt)?;
+    Ok((anchor, segment, offset))
+}
+
+/// Whether every mark that must stand in `len` bytes from `offset` on does.
+fn is_intact(engine: &Engine, anchor: &Anchor, segment: Segment, offset: u64, address: *mut u8, len: usize) -> bool {
+    let from = (offset - segment.start) as usize;
+    mark::positions(from, (from + len).min(segment.len as usize)).all(|at| {
+        // SAFETY: `positions` keeps whole marks within the slice.
+        let found = unsafe { core::slice::from_raw_parts(address.add(at - from), MARK) };
+        found == engine.magic.encode(anchor.vpi, segment.start + at as u64, &anchor.secret)
+    })
+}
+
+fn put_back(
+    engine: &Engine,
+    exit: usize,
+    anchor: &mut Anchor,
+    offset: u64,
+    to: *mut u8,
+    len: usize,
+    why: Reason,
+) -> Result<(), Doubt> {
+    // SAFETY: a placeholder stands only in memory that the application gave us to receive into, or copied it to.
+    unsafe { anchor.materialise(engine, offset, to, len, why) }.map_err(|_| Doubt)?;
+    let end = offset + len as u64;
+    if anchor.segment_at(end).is_some_and(|segment| segment.start < end || (segment.len as usize) < MARK) {
+        anchor.link();
+        if let Ok(mut middles) = MIDDLES.lock() {
+            middles.push(Middle { exit, vpi: anchor.vpi, offset: end });
+            MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+fn take_middle(exit: usize) -> Option<Middle> {
+    let mut middles = MIDDLES.lock().ok()?;
+    let at = middles.iter().position(|middle| middle.exit == exit)?;
+    let middle = middles.swap_remove(at);
+    MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
+    Some(middle)
+}
+
+fn unlink(vpi: Vpi) {
+    if let Some(engine) = crate::engine::running() {
+        anchor::unlink(engine, vpi);
+    }
+}

@@ -1,0 +1,108 @@
+//! The border: the functions that the application calls instead of libc's. Each looks up the descriptor and calls either
+//! the engine or the function it stands in for.
+
+mod exits;
+mod lifecycle;
+mod receive;
+mod send;
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use libc::{c_int, c_void, ssize_t};
+use syscalls::Errno;
+
+use crate::engine::{self, Engine};
+use crate::socket::{Cell, Socket};
+use crate::sys;
+
+/// The next definition of a function after ours, found when it is first needed.
+pub(crate) struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    /// Its address; null when no other library has it.
+    pub(crate) fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is zero-terminated.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Calls the function that a hook stands in for; evaluates to `$missing` if there is none.
+macro_rules! next {
+    ($name:ident ( $($argument:expr => $type:ty),* ) -> $result:ty, $missing:expr) => {{
+        static NEXT: crate::hooks::Next =
+            crate::hooks::Next::new(match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name without zero bytes"),
+            });
+        let address = NEXT.address();
+        if address.is_null() {
+            $missing
+        } else {
+            // SAFETY: the symbol of that name has this signature in every libc, OpenSSL and zlib that we hook.
+            let function = unsafe { core::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn($($type),*) -> $result>(address) };
+            // SAFETY: the arguments are the application's own.
+            unsafe { function($($argument),*) }
+        }
+    }};
+}
+pub(crate) use next;
+
+/// `errno` set, -1.
+pub(crate) fn fail(error: Errno) -> ssize_t {
+    // SAFETY: libc's errno of this thread.
+    unsafe { *libc::__errno_location() = error.into_raw() };
+    -1
+}
+
+/// Runs an operation of the engine on a connection. None: the connection is not ours any more, the kernel may have the call.
+///
+/// A panic ends the connection instead of the process: what the interrupted operation had moved is unknown.
+pub(crate) fn on(
+    cell: &'static Cell,
+    fd: c_int,
+    operation: impl FnOnce(&'static Engine, &mut Socket) -> sys::Result<usize>,
+) -> Option<ssize_t> {
+    let engine = engine::running()?;
+    let result = catch_unwind(AssertUnwindSafe(|| cell.with(fd, |socket| operation(engine, socket))));
+    match result {
+        Ok(None) => None,
+        Ok(Some(Ok(n))) => Some(n.cast_signed()),
+        Ok(Some(Err(error))) => Some(fail(error)),
+        Err(_) => {
+            panicked(engine);
+            engine.stats.reset();
+            sys::reset(fd);
+            Some(fail(Errno::ECONNRESET))
+        }
+    }
+}
+
+/// Runs something that must not fail for the application; a panic is counted and forgotten.
+pub(crate) fn quietly<T>(otherwise: T, operation: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|_| {
+        if let Some(engine) = engine::running() {
+            panicked(engine);
+        }
+        otherwise
+    })
+}
+
+fn panicked(engine: &Engine) {
+    engine.stats.panicked();
+    engine.retire();
+}

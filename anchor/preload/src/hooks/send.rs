@@ -1,0 +1,261 @@
+//! write, writev, send, sendto, sendmsg, sendmmsg, sendfile; and writes to files.
+
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t};
+use syscalls::Errno;
+use underdeck_stats::Reason;
+
+use super::{fail, next, on, quietly};
+use crate::socket::Cell;
+use crate::table::{self, Entry};
+use crate::{anchor, egress, engine, exits, sys};
+
+fn one(buffer: *const c_void, size: size_t) -> [iovec; 1] {
+    [iovec { iov_base: buffer.cast_mut(), iov_len: size }]
+}
+
+/// # Safety
+/// `iov` must point to `count` slices.
+unsafe fn slices<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    // SAFETY: promised by the caller.
+    (!iov.is_null() && count <= 1024).then(|| unsafe { core::slice::from_raw_parts(iov, count) })
+}
+
+fn transmit(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+    on(cell, fd, |engine, socket| egress::transmit(engine, socket, iov, flags))
+}
+
+/// Puts payload back before it goes to a descriptor that is no connection of ours. False: it cannot be, and nothing
+/// may be written.
+fn before_write(fd: c_int, iov: &[iovec]) -> bool {
+    if !anchor::any_open() {
+        return true;
+    }
+    let Some(engine) = engine::running() else { return true };
+    let key = usize::try_from(fd).unwrap_or(usize::MAX);
+    quietly(false, || exits::materialise(engine, key, iov, Reason::ExitFile).is_ok()) || {
+        engine.stats.reset();
+        false
+    }
+}
+
+/// # Safety
+/// As write(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t {
+    match table::entry(fd) {
+        Entry::Socket(cell) if let Some(n) = transmit(cell, fd, &one(buffer, size), 0) => n,
+        Entry::Ours => fail(Errno::EBADF),
+        Entry::Socket(_) | Entry::Nothing if !before_write(fd, &one(buffer, size)) => fail(Errno::EIO),
+        _ => next!(write(fd => c_int, buffer => *const c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
+    }
+}
+
+/// # Safety
+/// As writev(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    if let Some(list) = unsafe { slices(iov, usize::try_from(count).unwrap_or(usize::MAX)) } {
+        match table::entry(fd) {
+            Entry::Socket(cell) if let Some(n) = transmit(cell, fd, list, 0) => return n,
+            _ if !before_write(fd, list) => return fail(Errno::EIO),
+            _ => {}
+        }
+    }
+    next!(writev(fd => c_int, iov => *const iovec, count => c_int) -> ssize_t, fail(Errno::ENOSYS))
+}
+
+/// # Safety
+/// As send(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int) -> ssize_t {
+    match table::entry(fd) {
+        Entry::Socket(cell) if let Some(n) = transmit(cell, fd, &one(buffer, size), flags) => n,
+        _ if !before_write(fd, &one(buffer, size)) => fail(Errno::EIO),
+        _ => {
+            next!(send(fd => c_int, buffer => *const c_void, size => size_t, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
+        }
+    }
+}
+
+/// # Safety
+/// As sendto(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    size: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_length: socklen_t,
+) -> ssize_t {
+    match table::entry(fd) {
+        // A connection ignores the address (sendto(2)), except with TCP fast open, where it is none yet.
+        Entry::Socket(cell)
+            if flags & libc::MSG_FASTOPEN == 0
+                && let Some(n) = transmit(cell, fd, &one(buffer, size), flags) =>
+        {
+            n
+        }
+        _ if !before_write(fd, &one(buffer, size)) => fail(Errno::EIO),
+        _ => {
+            next!(sendto(fd => c_int, buffer => *const c_void, size => size_t, flags => c_int, to => *const sockaddr, to_length => socklen_t) -> ssize_t, fail(Errno::ENOSYS))
+        }
+    }
+}
+
+/// # Safety
+/// As sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    if let Some(header) = unsafe { message.as_ref() }
+        // SAFETY: the caller's promise.
+        && let Some(list) = unsafe { slices(header.msg_iov, header.msg_iovlen) }
+    {
+        if let Entry::Socket(cell) = table::entry(fd)
+            && let Some(n) = send_message(cell, fd, header, list, flags)
+        {
+            return n;
+        }
+        if !before_write(fd, list) {
+            return fail(Errno::EIO);
+        }
+        passed_descriptors(header);
+    }
+    next!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
+}
+
+fn send_message(cell: &'static Cell, fd: c_int, header: &msghdr, list: &[iovec], flags: c_int) -> Option<ssize_t> {
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return transmit(cell, fd, list, flags);
+    }
+    passed_descriptors(header);
+    if !before_write(fd, list) {
+        return Some(fail(Errno::EIO));
+    }
+    on(cell, fd, |engine, socket| {
+        // SAFETY: the application's own message.
+        let n = unsafe { sys::sendmsg(fd, header, flags) }?;
+        socket.sent(engine, list, 0, n);
+        Ok(n)
+    })
+}
+
+/// Connections whose descriptors go to another process (`SCM_RIGHTS`) are left alone from now on.
+fn passed_descriptors(header: &msghdr) {
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the macros of cmsg(3) over the application's own header, as the kernel is about to walk it.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: as above.
+    while let Some(entry) = unsafe { control.as_ref() } {
+        if entry.cmsg_level == libc::SOL_SOCKET && entry.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: as above; CMSG_LEN(0) is the length of the header alone.
+            let (data, head) = unsafe { (libc::CMSG_DATA(entry).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
+            for at in 0..(entry.cmsg_len as usize).saturating_sub(head) / size_of::<c_int>() {
+                // SAFETY: within the entry.
+                crate::lifecycle::shared(unsafe { data.add(at).read_unaligned() });
+            }
+        }
+        // SAFETY: as above.
+        control = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
+}
+
+/// # Safety
+/// As sendmmsg(2). On a connection of ours one message is sent for each call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if table::socket(fd).is_some() && count > 0 && !messages.is_null() {
+        // SAFETY: the caller's promise: at least one message.
+        let first = unsafe { &mut *messages };
+        // SAFETY: as above.
+        let n = unsafe { sendmsg(fd, &raw const first.msg_hdr, flags) };
+        first.msg_len = c_uint::try_from(n).unwrap_or(0);
+        return if n < 0 { -1 } else { 1 };
+    }
+    next!(sendmmsg(fd => c_int, messages => *mut mmsghdr, count => c_uint, flags => c_int) -> c_int, fail(Errno::ENOSYS) as c_int)
+}
+
+fn sent_file(to: c_int, n: ssize_t) -> ssize_t {
+    if let Ok(moved) = usize::try_from(n)
+        && moved > 0
+        && let Entry::Socket(cell) = table::entry(to)
+    {
+        on(cell, to, |engine, socket| {
+            socket.skipped_tx(engine, moved);
+            Ok(0)
+        });
+    }
+    n
+}
+
+/// # Safety
+/// As sendfile(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut libc::off_t, size: size_t) -> ssize_t {
+    sent_file(
+        to,
+        next!(sendfile(to => c_int, from => c_int, offset => *mut libc::off_t, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
+    )
+}
+
+/// # Safety
+/// As sendfile(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, size: size_t) -> ssize_t {
+    sent_file(
+        to,
+        next!(sendfile64(to => c_int, from => c_int, offset => *mut off64_t, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
+    )
+}
+
+macro_rules! positioned_write {
+    ($name:ident) => {
+        /// # Safety
+        /// As pwrite(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, buffer: *const c_void, size: size_t, offset: off64_t) -> ssize_t {
+            if !before_write(fd, &one(buffer, size)) {
+                return fail(Errno::EIO);
+            }
+            next!($name(fd => c_int, buffer => *const c_void, size => size_t, offset => off64_t) -> ssize_t, fail(Errno::ENOSYS))
+        }
+    };
+}
+positioned_write!(pwrite);
+positioned_write!(pwrite64);
+
+macro_rules! positioned_writev {
+    ($name:ident $(, $flags:ident)?) => {
+        /// # Safety
+        /// As pwritev(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t $(, $flags: c_int)?) -> ssize_t {
+            // SAFETY: the caller's promise.
+            if let Some(list) = unsafe { slices(iov, usize::try_from(count).unwrap_or(usize::MAX)) } && !before_write(fd, list) {
+                return fail(Errno::EIO);
+            }
+            next!($name(fd => c_int, iov => *const iovec, count => c_int, offset => off64_t $(, $flags => c_int)?) -> ssize_t, fail(Errno::ENOSYS))
+        }
+    };
+}
+positioned_writev!(pwritev);
+positioned_writev!(pwritev64);
+positioned_writev!(pwritev2, flags);
+positioned_writev!(pwritev64v2, flags);
+
+/// # Safety
+/// As vmsplice(2): pages of the application would leave with whatever they hold.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmsplice(fd: c_int, iov: *const iovec, count: size_t, flags: c_uint) -> ssize_t {
+    // SAFETY: the caller's promise.
+    if let Some(list) = unsafe { slices(iov, count) }
+        && !before_write(fd, list)
+    {
+        return fail(Errno::EIO);
+    }
+    next!(vmsplice(fd => c_int, iov => *const iovec, count => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS))
+}

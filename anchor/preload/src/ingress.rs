@@ -1,0 +1,259 @@
+//! Receiving: metadata is copied to the application as ever, payload goes from the socket into a pipe and a placeholder
+//! into the application's buffer.
+//!
+//! Only as much is taken from the socket as the call asked for, so that everything else that tells the application
+//! about the socket (epoll, poll, select, `FIONREAD`, `MSG_PEEK`) is the kernel's own word. A call returns less than was
+//! asked for only when the socket is empty: edge-triggered applications rely on it.
+
+use libc::{c_int, iovec};
+use syscalls::Errno;
+use underdeck_protocols::{Place, UNTIL_CLOSE};
+use underdeck_stats::{Gauge, Reason};
+
+use crate::engine::Engine;
+use crate::mark::{self, MARK};
+use crate::socket::Socket;
+use crate::{anchor, iov, sys};
+
+/// Bytes that are read ahead of payload that is likely to be large: a head, and little else.
+const HEAD_WINDOW: usize = 4096;
+/// The same where only the line between two chunks is expected.
+const CHUNK_WINDOW: usize = 32;
+/// A read that brings less than this is not worth a splice.
+const TRICKLE: usize = 4096;
+/// Slices of the application's memory that are too short to hold a mark and a little more are never anchored into.
+const LEAST_SLICE: usize = 64;
+/// Most that one splice asks for.
+const SPLICE_MOST: usize = 1 << 24;
+
+/// Flags that change nothing about what a read means.
+const HARMLESS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// One call of the application.
+struct Call<'a> {
+    iov: &'a [iovec],
+    flags: c_int,
+    size: usize,
+    done: usize,
+    /// Anchoring is over for this call.
+    copy: Option<Reason>,
+}
+
+/// What one step of a call came to.
+enum Step {
+    /// All that the step asked for.
+    Full,
+    /// The socket has no more.
+    Empty,
+    /// End of the stream, when nothing was received before.
+    End,
+    Failed(Errno),
+}
+
+/// Receives into `iov` as the kernel would.
+pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
+    if socket.rx_error != 0 {
+        return Err(Errno::new(core::mem::take(&mut socket.rx_error)));
+    }
+    if flags & !HARMLESS != 0 {
+        return receive_unusual(engine, socket, iov, flags);
+    }
+    let mut call = Call { iov, flags, size: iov::total(iov), done: 0, copy: socket.copies };
+    if call.size == 0 {
+        return sys::receive(socket.fd, iov, flags);
+    }
+    while call.done < call.size {
+        match step(engine, socket, &mut call) {
+            Step::Full => {}
+            Step::Empty | Step::End => break,
+            Step::Failed(error) if call.done == 0 => return Err(error),
+            Step::Failed(Errno::EAGAIN) => break,
+            Step::Failed(error) => {
+                socket.rx_error = error.into_raw();
+                break;
+            }
+        }
+    }
+    Ok(call.done)
+}
+
+fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
+    let room = call.size - call.done;
+    match socket.rx_place() {
+        Place::Opaque(left) => match why_copy(engine, socket, call, left) {
+            None if !socket.trickles => hold(engine, socket, call, left),
+            None => {
+                let step = copy(engine, socket, call, room.min(TRICKLE), Reason::ShortRead);
+                socket.trickles = !matches!(step, Step::Full);
+                step
+            }
+            Some(why) => copy(engine, socket, call, room, why),
+        },
+        Place::Metadata if call.copy.is_none() && call.done == 0 && engine.routes.expects_large(socket.route) => {
+            let window = if socket.expects_head { HEAD_WINDOW } else { CHUNK_WINDOW };
+            socket.expects_head = true;
+            copy(engine, socket, call, room.min(window), Reason::HeadOfBody)
+        }
+        Place::Metadata if call.copy.is_none() && !socket.expects_head => {
+            socket.expects_head = true;
+            copy(engine, socket, call, room.min(CHUNK_WINDOW), Reason::HeadOfBody)
+        }
+        Place::Metadata | Place::Passed => copy(engine, socket, call, room, call.copy.unwrap_or(Reason::HeadOfBody)),
+    }
+}
+
+/// Why the payload that comes next is to be copied; none if it is to be anchored.
+fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) -> Option<Reason> {
+    if call.copy.is_some() {
+        return call.copy;
+    }
+    let run = (TRICKLE as u64).min(engine.config.min_body);
+    let begun = socket.anchor.is_some();
+    if !begun && left < engine.config.min_body {
+        return Some(Reason::BelowMinBody);
+    }
+    if left < run {
+        return Some(Reason::ShortRead);
+    }
+    if ((call.size - call.done) as u64) < run {
+        return Some(Reason::SmallBuffer);
+    }
+    if !begun {
+        return begin(engine, socket, left).err();
+    }
+    None
+}
+
+/// A span begins that is worth anchoring: opens an anchor for it.
+fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> {
+    if !engine.is_on() || engine.config.retired.load(core::sync::atomic::Ordering::Relaxed) {
+        return Err(Reason::SwitchedOff);
+    }
+    if engine.stats.level(Gauge::BytesHeld) >= engine.config.max_anchored_total {
+        return Err(Reason::TotalLimit);
+    }
+    if !sys::is_nonblocking(socket.fd) {
+        return Err(Reason::BlockingSocket);
+    }
+    if engine.routes.copies(socket.route) {
+        return Err(Reason::RouteLearnt);
+    }
+    socket.anchor = Some(anchor::open(engine, socket.role, socket.route).ok_or(Reason::NoPipe)?);
+    // A tunnel may carry keystrokes.
+    socket.trickles = left == UNTIL_CLOSE;
+    Ok(())
+}
+
+/// Copies up to `most` bytes to the application, as the kernel always did.
+fn copy(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, most: usize, why: Reason) -> Step {
+    let part = iov::Part::new(call.iov, call.done, most);
+    // After the first bytes the call must not wait for more, whatever the socket's mode is.
+    let flags = if call.done == 0 { call.flags } else { call.flags | libc::MSG_DONTWAIT };
+    match sys::receive(socket.fd, part.slices(), flags) {
+        Ok(0) => Step::End,
+        Ok(n) => {
+            socket.received(engine, call.iov, call.done, n, why);
+            call.done += n;
+            if n == part.bytes { Step::Full } else { Step::Empty }
+        }
+        Err(error) => Step::Failed(error),
+    }
+}
+
+/// Moves payload from the socket into the pipe and writes the placeholder.
+fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) -> Step {
+    let Some(mut anchor) = socket.anchor.and_then(anchor::lookup) else {
+        call.copy = Some(Reason::Internal);
+        return Step::Full;
+    };
+    let allowed = engine.config.max_anchored.saturating_sub(anchor.held());
+    let want = left.min((call.size - call.done) as u64).min(SPLICE_MOST as u64);
+    if want > allowed {
+        call.copy = Some(Reason::ConnectionLimit);
+        return Step::Full;
+    }
+    let want = markable(call.iov, call.done, want as usize);
+    if want == 0 {
+        call.copy = Some(Reason::SmallBuffer);
+        return Step::Full;
+    }
+    let mut got = 0;
+    let step = loop {
+        match anchor.receive(socket.fd, want - got) {
+            Ok(0) => break if got == 0 { Step::End } else { Step::Empty },
+            Ok(n) => {
+                place(engine, &mut anchor, call, n);
+                got += n;
+                if got == want {
+                    break Step::Full;
+                }
+                if sys::waiting(socket.fd) == Ok(0) {
+                    break Step::Empty;
+                }
+            }
+            // The socket is empty, or the pipe is full: the kernel says the same for both.
+            Err(Errno::EAGAIN) if sys::waiting(socket.fd) == Ok(0) => {
+                break if got == 0 { Step::Failed(Errno::EAGAIN) } else { Step::Empty };
+            }
+            Err(Errno::EAGAIN) if anchor.grow() => {}
+            Err(Errno::EAGAIN) => {
+                call.copy = Some(Reason::PipeFull);
+                break Step::Full;
+            }
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {
+                socket.copies = Some(Reason::Internal);
+                call.copy = socket.copies;
+                break Step::Full;
+            }
+            Err(error) => break Step::Failed(error),
+        }
+    };
+    drop(anchor);
+    if got > 0 {
+        socket.trickles = got < want && got < TRICKLE.min(engine.config.min_body as usize);
+        socket.anchored(engine, got);
+    }
+    step
+}
+
+/// How many of the next `want` bytes lie in slices that can hold marks.
+fn markable(iov: &[iovec], from: usize, want: usize) -> usize {
+    let mut sum = 0;
+    for (_, len) in iov::pieces(iov, from, want) {
+        if len < LEAST_SLICE && len < want - sum {
+            break;
+        }
+        sum += len;
+    }
+    sum
+}
+
+/// Writes the placeholder for `len` bytes that have just been anchored.
+fn place(engine: &Engine, anchor: &mut anchor::Anchor, call: &mut Call<'_>, len: usize) {
+    for (address, bytes) in iov::pieces(call.iov, call.done, len) {
+        let segment = anchor.add_segment(bytes as u32, engine.stats);
+        for at in mark::positions(0, bytes) {
+            let mark = engine.magic.encode(anchor.vpi, segment.start + at as u64, &anchor.secret);
+            // SAFETY: `positions` keeps whole marks within the slice, which the application gave us to be written.
+            unsafe { core::ptr::copy_nonoverlapping(mark.as_ptr(), address.add(at), MARK) };
+        }
+    }
+    call.done += len;
+}
+
+/// Reads with flags that only a copy can honour.
+fn receive_unusual(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
+    let n = sys::receive(socket.fd, iov, flags)?;
+    if flags & libc::MSG_PEEK != 0 {
+        return Ok(n);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        socket.pass();
+    } else if flags & libc::MSG_TRUNC != 0 {
+        // TCP throws the bytes away instead of copying them (tcp(7)).
+        socket.skipped_rx(engine, n);
+    } else {
+        socket.received(engine, iov, 0, n, Reason::CallFlags);
+    }
+    Ok(n)
+}

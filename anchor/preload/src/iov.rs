@@ -1,0 +1,77 @@
+//! Positions in a list of the application's buffers.
+
+use libc::iovec;
+
+/// Most slices that one internal call passes on; a longer list is worked through in several.
+pub(crate) const MOST: usize = 64;
+
+/// Bytes in all slices.
+pub(crate) fn total(iov: &[iovec]) -> usize {
+    iov.iter().fold(0, |sum, slice| sum.saturating_add(slice.iov_len))
+}
+
+/// The slices of bytes `from..from + len`: (address, length), none of them empty.
+pub(crate) fn pieces(iov: &[iovec], from: usize, len: usize) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+    let mut skip = from;
+    let mut left = len;
+    iov.iter().filter_map(move |slice| {
+        let skipped = skip.min(slice.iov_len);
+        skip -= skipped;
+        let taken = (slice.iov_len - skipped).min(left);
+        left -= taken;
+        // `wrapping_add`: the address of an empty slice may be anything.
+        (taken > 0).then(|| (slice.iov_base.cast::<u8>().wrapping_add(skipped), taken))
+    })
+}
+
+/// A part of a list, to be handed to the kernel.
+pub(crate) struct Part {
+    slices: [iovec; MOST],
+    count: usize,
+    /// Bytes in the part; less than was asked for when the list has too many slices.
+    pub(crate) bytes: usize,
+}
+
+impl Part {
+    pub(crate) fn new(iov: &[iovec], from: usize, len: usize) -> Self {
+        let mut part =
+            Self { slices: [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MOST], count: 0, bytes: 0 };
+        for (address, bytes) in pieces(iov, from, len).take(MOST) {
+            part.slices[part.count] = iovec { iov_base: address.cast(), iov_len: bytes };
+            part.count += 1;
+            part.bytes += bytes;
+        }
+        part
+    }
+
+    pub(crate) fn slices(&self) -> &[iovec] {
+        &self.slices[..self.count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_begins_and_ends_anywhere() {
+        let mut a = *b"abc";
+        let mut b = *b"defgh";
+        let iov = [
+            iovec { iov_base: a.as_mut_ptr().cast(), iov_len: 3 },
+            iovec { iov_base: core::ptr::null_mut(), iov_len: 0 },
+            iovec { iov_base: b.as_mut_ptr().cast(), iov_len: 5 },
+        ];
+        for from in 0..8 {
+            for len in 0..=8 - from {
+                let mut seen = Vec::new();
+                for (address, bytes) in pieces(&iov, from, len) {
+                    // SAFETY: within `a` or `b`.
+                    seen.extend_from_slice(unsafe { core::slice::from_raw_parts(address, bytes) });
+                }
+                assert_eq!(seen, b"abcdefgh"[from..from + len]);
+                assert_eq!(Part::new(&iov, from, len).bytes, len);
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A connection that the engine follows: where both of its streams stand.
+
+use std::sync::{Mutex, MutexGuard};
+
+use libc::iovec;
+use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
+use underdeck_stats::{Block, Reason, Role};
+
+use crate::engine::Engine;
+use crate::mark::{MARK, Vpi};
+use crate::{anchor, iov};
+
+/// One connection, behind a lock. Cells are used again, never freed.
+pub(crate) struct Cell(Mutex<Option<Socket>>);
+
+/// The sending side is in the middle of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) vpi: Vpi,
+    /// Offset of the next byte in the anchor.
+    pub(crate) offset: u64,
+    /// Bytes of the segment from there on.
+    pub(crate) left: u32,
+    /// How many of these the application believes to have sent already.
+    pub(crate) claimed: u8,
+    /// The bytes must be put back into the application's buffer instead of being spliced.
+    pub(crate) by_copy: bool,
+}
+
+/// Bytes that the application believes to have sent, and that are held back because they may be the beginning of a mark.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owed {
+    pub(crate) bytes: [u8; MARK],
+    pub(crate) len: u8,
+}
+
+/// What the engine knows of one connection.
+pub(crate) struct Socket {
+    pub(crate) fd: i32,
+    pub(crate) role: Role,
+    pub(crate) route: u8,
+    /// Further descriptors that stand for the same connection.
+    pub(crate) aliases: u8,
+    /// Payload that is received here is copied, for this reason.
+    pub(crate) copies: Option<Reason>,
+    /// A read brought little; the next one looks before it splices.
+    pub(crate) trickles: bool,
+    /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
+    pub(crate) expects_head: bool,
+    in_span: bool,
+    span_anchored: bool,
+    state: State,
+    pub(crate) rx: Cursor,
+    pub(crate) tx: Cursor,
+    /// Where payload of the present span goes.
+    pub(crate) anchor: Option<Vpi>,
+    pub(crate) link: Option<Link>,
+    pub(crate) owed: Option<Box<Owed>>,
+    /// Errors that the kernel told after part of a call had succeeded; due at the next call.
+    pub(crate) rx_error: i32,
+    pub(crate) tx_error: i32,
+}
+
+// The promise is 256 bytes for an idle connection: this, the lock and the entry in the table.
+const _: () = assert!(size_of::<Cell>() + size_of::<usize>() <= 256);
+
+impl Cell {
+    pub(crate) const fn placeholder() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Puts a connection into an unused cell; false if the cell was broken by a panic.
+    pub(crate) fn occupy(&self, fd: i32, socket: Socket) -> bool {
+        let Ok(mut slot) = self.0.lock() else { return false };
+        *slot = Some(Socket { fd, ..socket });
+        true
+    }
+
+    /// Runs `then` on the connection, unless it is not that of `fd` any more.
+    pub(crate) fn with<T>(&self, fd: i32, then: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+        let mut guard = self.lock()?;
+        let socket = guard.as_mut()?;
+        (socket.fd == fd || socket.aliases > 0).then(|| then(socket))
+    }
+
+    /// Takes the connection out.
+    pub(crate) fn vacate(&self) -> Option<Socket> {
+        self.lock()?.take()
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, Option<Socket>>> {
+        self.0.lock().ok()
+    }
+}
+
+impl Socket {
+    pub(crate) fn new(role: Role, route: u8, copies: Option<Reason>) -> Self {
+        Self {
+            fd: -1,
+            role,
+            route,
+            aliases: 0,
+            copies,
+            trickles: false,
+            expects_head: true,
+            in_span: false,
+            span_anchored: false,
+            state: State::new(),
+            rx: Cursor::new(),
+            tx: Cursor::new(),
+            anchor: None,
+            link: None,
+            owed: None,
+            rx_error: 0,
+            tx_error: 0,
+        }
+    }
+
+    fn program_role(&self) -> ProgramRole {
+        match self.role {
+            Role::Accepted => ProgramRole::Server,
+            Role::Connected => ProgramRole::Client,
+        }
+    }
+
+    /// What the next received byte is.
+    pub(crate) fn rx_place(&self) -> Place {
+        if self.state.is_passed() && self.rx.place() == Place::Metadata { Place::Passed } else { self.rx.place() }
+    }
+
+    /// What the next sent byte is; asks the program where it is between two spans.
+    pub(crate) fn tx_place(&mut self, engine: &Engine) -> Place {
+        let role = self.program_role();
+        self.tx.settle(&engine.program, &mut self.state, Direction::Tx, role)
+    }
+
+    /// Follows no stream of this connection any more: something went by that cannot be seen.
+    pub(crate) fn pass(&mut self) {
+        self.state.pass();
+        self.rx.pass();
+        self.tx.pass();
+    }
+
+    /// Bytes `from..from + len` of `iov` were received as copies.
+    pub(crate) fn received(&mut self, engine: &Engine, iov: &[iovec], from: usize, len: usize, why: Reason) {
+        for (address, bytes) in iov::pieces(iov, from, len) {
+            // SAFETY: the kernel has just written these bytes into the application's buffer.
+            let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
+            while !rest.is_empty() {
+                let role = self.program_role();
+                let (kind, n) = self.rx.next(&engine.program, &mut self.state, Direction::Rx, role, rest);
+                match kind {
+                    SpanKind::Metadata => {}
+                    SpanKind::Opaque => self.payload(engine, n, Some(why)),
+                    SpanKind::Passed => return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64),
+                }
+                rest = &rest[n.min(rest.len())..];
+            }
+        }
+    }
+
+    /// `len` bytes of payload were anchored.
+    pub(crate) fn anchored(&mut self, engine: &Engine, len: usize) {
+        self.rx.skip_opaque(len as u64);
+        self.payload(engine, len, None);
+    }
+
+    /// Payload went by that the application moved itself, without looking.
+    pub(crate) fn skipped_rx(&mut self, engine: &Engine, len: usize) {
+        match self.rx.place() {
+            Place::Opaque(left) if left >= len as u64 => {
+                self.rx.skip_opaque(len as u64);
+                self.payload(engine, len, Some(Reason::CallFlags));
+            }
+            _ => self.pass(),
+        }
+    }
+
+    fn payload(&mut self, engine: &Engine, len: usize, copied: Option<Reason>) {
+        let role = engine.stats.role(self.role);
+        if !self.in_span {
+            self.in_span = true;
+            self.span_anchored = false;
+            let left = if let Place::Opaque(left) = self.rx.place() { left } else { 0 };
+            Block::add(&role.messages, 1);
+            engine.routes.message(self.route, left.saturating_add(len as u64) >= engine.config.min_body);
+        }
+        match copied {
+            Some(why) => engine.stats.copied(self.role, why, len as u64),
+            None => self.span_anchored = true,
+        }
+        if !matches!(self.rx.place(), Place::Opaque(_)) {
+            self.in_span = false;
+            self.expects_head = false;
+            Block::add(if self.span_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
+            self.detach(engine);
+        }
+    }
+
+    /// The span is over, or the connection is: what is anchored lives on by itself.
+    pub(crate) fn detach(&mut self, engine: &Engine) {
+        if let Some(vpi) = self.anchor.take() {
+            anchor::detach(engine, vpi);
+        }
+    }
+
+    /// Bytes `from..from + len` of `iov` were sent as they are.
+    pub(crate) fn sent(&mut self, engine: &Engine, iov: &[iovec], from: usize, len: usize) {
+        for (address, bytes) in iov::pieces(iov, from, len) {
+            // SAFETY: the application handed these bytes in to be read.
+            self.sent_bytes(engine, unsafe { core::slice::from_raw_parts(address, bytes) });
+        }
+    }
+
+    pub(crate) fn sent_bytes(&mut self, engine: &Engine, mut bytes: &[u8]) {
+        let role = self.program_role();
+        while !bytes.is_empty() {
+            let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
+            if kind == SpanKind::Passed {
+                return;
+            }
+            bytes = &bytes[n.min(bytes.len())..];
+        }
+    }
+
+    /// `len` bytes of payload were sent from where they lay.
+    pub(crate) fn skipped_tx(&mut self, engine: &Engine, len: usize) {
+        match self.tx_place(engine) {
+            Place::Opaque(left) if left >= len as u64 => self.tx.skip_opaque(len as u64),
+            Place::Passed => {}
+            _ => self.pass(),
+        }
+    }
+
+    /// How many of the bytes from `from` on are metadata, without moving on.
+    pub(crate) fn metadata_ahead(&self, engine: &Engine, iov: &[iovec], from: usize, len: usize) -> usize {
+        let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
+        let mut metadata = 0;
+        for (address, bytes) in iov::pieces(iov, from, len) {
+            // SAFETY: the application handed these bytes in to be read.
+            let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
+            while !rest.is_empty() {
+                let (kind, n) = tx.next(&engine.program, &mut state, Direction::Tx, self.program_role(), rest);
+                if kind != SpanKind::Metadata {
+                    return metadata;
+                }
+                metadata += n;
+                rest = &rest[n.min(rest.len())..];
+            }
+        }
+        metadata
+    }
+
+    /// The link is over: all of the segment was sent, or the rest never will be.
+    pub(crate) fn unlink(&mut self, engine: &Engine) {
+        if let Some(link) = self.link.take() {
+            anchor::unlink(engine, link.vpi);
+        }
+    }
+}

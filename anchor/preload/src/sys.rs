@@ -1,0 +1,185 @@
+//! System calls of the engine itself. They never go through libc's symbols, because those are the ones that are hooked.
+
+use libc::{c_int, iovec, msghdr};
+use syscalls::{Errno, Sysno, syscall};
+
+pub(crate) type Result<T> = core::result::Result<T, Errno>;
+
+/// Receives into `iov`; `readv` where there are no flags, because it works on every kind of descriptor.
+pub(crate) fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
+    if flags == 0 {
+        // SAFETY: the application owns the buffers and handed them in to be written.
+        return unsafe { syscall!(Sysno::readv, fd, iov.as_ptr(), iov.len()) };
+    }
+    let message = message_of(iov);
+    // SAFETY: as above; the header lives until the call returns.
+    unsafe { syscall!(Sysno::recvmsg, fd, &raw const message, flags) }
+}
+
+/// Sends `iov`; `writev` where there are no flags.
+pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
+    if flags == 0 {
+        // SAFETY: the application owns the buffers and handed them in to be read.
+        return unsafe { syscall!(Sysno::writev, fd, iov.as_ptr(), iov.len()) };
+    }
+    let message = message_of(iov);
+    // SAFETY: as above; the header lives until the call returns.
+    unsafe { syscall!(Sysno::sendmsg, fd, &raw const message, flags) }
+}
+
+/// Sends bytes of our own.
+pub(crate) fn send_bytes(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
+    send(fd, &[iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }], flags)
+}
+
+/// `recvmsg` as the application asked for it, with its address and control buffers.
+///
+/// # Safety
+/// `message` must be what `recvmsg(2)` takes.
+pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::recvmsg, fd, message, flags) }
+}
+
+/// `sendmsg` as the application asked for it.
+///
+/// # Safety
+/// `message` must be what `sendmsg(2)` takes.
+pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::sendmsg, fd, message, flags) }
+}
+
+fn message_of(iov: &[iovec]) -> msghdr {
+    // SAFETY: all-zero is a valid msghdr: no address, no control data.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = iov.as_ptr().cast_mut();
+    message.msg_iovlen = iov.len();
+    message
+}
+
+/// Moves up to `len` bytes between a pipe and a socket without waiting for either.
+pub(crate) fn splice(from: c_int, to: c_int, len: usize, more: bool) -> Result<usize> {
+    let flags = libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MOVE | if more { libc::SPLICE_F_MORE } else { 0 };
+    // SAFETY: no memory of this process is involved.
+    unsafe { syscall!(Sysno::splice, from, 0, to, 0, len, flags) }
+}
+
+/// Reads from a pipe of ours into `buffer`.
+///
+/// # Safety
+/// `buffer` must be valid for writes of `len` bytes.
+pub(crate) unsafe fn read(fd: c_int, buffer: *mut u8, len: usize) -> Result<usize> {
+    // SAFETY: promised by the caller.
+    unsafe { syscall!(Sysno::read, fd, buffer, len) }
+}
+
+/// Bytes that wait in the socket (`SIOCINQ`).
+pub(crate) fn waiting(fd: c_int) -> Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one int.
+    unsafe { syscall!(Sysno::ioctl, fd, libc::FIONREAD, &raw mut bytes) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Whether `O_NONBLOCK` is set.
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: F_GETFL takes no pointer.
+    let flags = unsafe { syscall!(Sysno::fcntl, fd, libc::F_GETFL) };
+    flags.is_ok_and(|flags| flags & libc::O_NONBLOCK as usize != 0)
+}
+
+/// A pipe: (read end, write end), close-on-exec, non-blocking.
+pub(crate) fn pipe() -> Result<(c_int, c_int)> {
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: the kernel writes two ints.
+    unsafe { syscall!(Sysno::pipe2, &raw mut ends, libc::O_CLOEXEC | libc::O_NONBLOCK) }?;
+    Ok((ends[0], ends[1]))
+}
+
+/// Moves a descriptor of ours to a number of at least `floor`; stays where it is if that fails.
+pub(crate) fn raise(fd: c_int, floor: c_int) -> c_int {
+    // SAFETY: F_DUPFD_CLOEXEC takes no pointer.
+    match unsafe { syscall!(Sysno::fcntl, fd, libc::F_DUPFD_CLOEXEC, floor) } {
+        Ok(high) => {
+            close(fd);
+            high as c_int
+        }
+        Err(_) => fd,
+    }
+}
+
+/// Sets the capacity of a pipe; returns what the kernel gave.
+pub(crate) fn set_pipe_bytes(fd: c_int, bytes: usize) -> Result<usize> {
+    // SAFETY: F_SETPIPE_SZ takes no pointer.
+    unsafe { syscall!(Sysno::fcntl, fd, libc::F_SETPIPE_SZ, bytes) }
+}
+
+/// The capacity of a pipe in bytes.
+pub(crate) fn pipe_bytes(fd: c_int) -> Result<usize> {
+    // SAFETY: F_GETPIPE_SZ takes no pointer.
+    unsafe { syscall!(Sysno::fcntl, fd, libc::F_GETPIPE_SZ) }
+}
+
+/// Closes a descriptor of ours.
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: only called with descriptors that the engine made.
+    let _ = unsafe { syscall!(Sysno::close, fd) };
+}
+
+/// The process that is running, also in the child of `vfork`.
+pub(crate) fn getpid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { syscall!(Sysno::getpid) }.map_or(0, |pid| pid as u32)
+}
+
+/// The limit of descriptors (`RLIMIT_NOFILE`, soft).
+pub(crate) fn descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit64 { rlim_cur: 1024, rlim_max: 1024 };
+    // SAFETY: the kernel writes one rlimit64.
+    let _ = unsafe { syscall!(Sysno::prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit) };
+    limit.rlim_cur
+}
+
+/// Ends a connection so that the peer sees a reset and the application an error.
+pub(crate) fn reset(fd: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let size = size_of::<libc::linger>();
+    // SAFETY: the kernel reads one struct linger.
+    let _ = unsafe { syscall!(Sysno::setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size) };
+    // SAFETY: no pointers.
+    let _ = unsafe { syscall!(Sysno::shutdown, fd, libc::SHUT_RDWR) };
+}
+
+/// Whether a write to a dead peer would end or interrupt the process.
+pub(crate) fn sigpipe_is_ignored() -> bool {
+    // The kernel's own layout (handler, flags, restorer, mask), not libc's.
+    let mut action = [0usize; 4];
+    // SAFETY: the kernel writes one struct kernel_sigaction of 32 bytes.
+    let asked = unsafe { syscall!(Sysno::rt_sigaction, libc::SIGPIPE, 0, &raw mut action, 8) };
+    asked.is_ok() && action[0] == libc::SIG_IGN
+}
+
+/// Whether a path exists.
+pub(crate) fn exists(path: &core::ffi::CStr) -> bool {
+    // SAFETY: the path is zero-terminated.
+    unsafe { syscall!(Sysno::faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) }.is_ok()
+}
+
+/// Coarse monotonic time in seconds, cheap enough for hot paths (vDSO).
+pub(crate) fn seconds() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec as u64
+}
+
+/// The address that a socket is bound to or connected to, as the kernel tells it.
+pub(crate) fn local_address(fd: c_int) -> Option<(libc::sockaddr_storage, libc::socklen_t)> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut address: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes.
+    unsafe { syscall!(Sysno::getsockname, fd, &raw mut address, &raw mut length) }.ok()?;
+    Some((address, length))
+}
