@@ -1,5 +1,7 @@
 //! Programs that are not HTTP, and programs that break the contract.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
+
 mod common;
 
 use common::{Connection, cut_requests, shipped};

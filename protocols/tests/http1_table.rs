@@ -1,5 +1,7 @@
 //! What http1 makes of whole exchanges, one by one.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are what is compared")]
+
 mod common;
 
 use common::{Connection, cut_requests, cut_responses, shipped};

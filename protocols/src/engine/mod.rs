@@ -83,3 +83,6 @@ fn wide_imm(insns: &[Insn], index: usize) -> u64 {
     let high = insns.get(index + 1).map_or(0, |insn| insn.imm);
     u64::from(insns[index].imm as u32) | u64::from(high as u32) << 32
 }
+
+#[cfg(test)]
+mod tests;
