@@ -8,3 +8,4 @@
 
 pub mod cases;
 pub mod matrix;
+pub mod soak;

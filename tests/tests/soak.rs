@@ -1,0 +1,96 @@
+//! Random exchanges through all proxies at once. `UNDERDECK_SOAK_SECONDS` (default 60), `UNDERDECK_SOAK_SEED`.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use underdeck_lab::content::Rng;
+use underdeck_lab::engine as counters;
+use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
+use underdeck_lab::tools::Tool;
+use underdeck_lab::twin::{Side, judge, observe};
+use underdeck_tests::matrix::{Lane, SETTLE};
+use underdeck_tests::soak::exchange;
+
+const CLIENTS: u64 = 10;
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn lanes() -> Vec<Lane> {
+    let unbuffered = Nginx { buffering: false, request_buffering: false, ..Nginx::default() };
+    let default = [
+        Spec::Nginx(Nginx::large()),
+        Spec::Nginx(Nginx { tool: Tool::NginxStable, ..Nginx::default() }),
+        Spec::Haproxy(Haproxy { threads: 2, ..Haproxy::default() }),
+    ];
+    let tiny = [
+        Spec::Nginx(Nginx::large()),
+        Spec::Nginx(unbuffered),
+        Spec::Nginx(Nginx { temp_files: true, ..Nginx::default() }),
+        Spec::Nginx(Nginx { tls: true, ..Nginx::large() }),
+        Spec::Haproxy(Haproxy { splice: true, ..Haproxy::default() }),
+        Spec::Envoy(Envoy { workers: 2 }),
+    ];
+    default.iter().map(Lane::underdeck).chain(tiny.iter().map(Lane::underdeck_tiny)).collect()
+}
+
+#[test]
+fn soak() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
+    let seed = from_environment("UNDERDECK_SOAK_SEED").unwrap_or(now);
+    let length = Duration::from_secs(from_environment("UNDERDECK_SOAK_SECONDS").unwrap_or(60));
+    eprintln!("soak: UNDERDECK_SOAK_SEED={seed} for {length:?}");
+    let lanes = lanes();
+    let broken: Vec<AtomicU64> = lanes.iter().map(|_| AtomicU64::new(0)).collect();
+    let (wrong, sent, stop) = (Mutex::new(Vec::new()), AtomicU64::new(0), AtomicBool::new(false));
+    let deadline = Instant::now() + length;
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (lanes, broken, wrong, sent, stop) = (&lanes, &broken, &wrong, &sent, &stop);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed.wrapping_add(client << 40));
+                let mut count = 0;
+                while Instant::now() < deadline && !stop.load(Ordering::Relaxed) {
+                    let at = rng.below(lanes.len() as u64) as usize;
+                    let it = exchange(format!("soak-{client}-{count}"), &mut rng);
+                    count += 1;
+                    broken[at].fetch_add(u64::from(it.faulty), Ordering::Relaxed);
+                    let lane = &lanes[at];
+                    // The access logs of a run of hours are not read again and again.
+                    let side = Side { proxy: None, ..lane.side() };
+                    let found = match observe(&it, side) {
+                        Ok(seen) => judge(&it, &seen),
+                        Err(error) => vec![error.to_string()],
+                    };
+                    (0..it.steps.len()).for_each(|step| lane.backend.forget(&it.id(step)));
+                    sent.fetch_add(1, Ordering::Relaxed);
+                    if !found.is_empty() {
+                        stop.store(true, Ordering::Relaxed);
+                        let place = format!("lane {at} ({} {:?})", lane.name, lane.proxy.process().name());
+                        wrong.lock().expect("no client panics").push(format!("{place}: {found:?}\n{it:?}"));
+                    }
+                }
+            });
+        }
+    });
+    let mut wrong = wrong.into_inner().expect("no client panics");
+    for (lane, broken) in lanes.iter().zip(&broken).filter(|(lane, _)| lane.has_engine()) {
+        match counters::settled(&lane.proxy, SETTLE) {
+            Ok(it) if it.panics > 0 || it.resets > broken.load(Ordering::Relaxed) => {
+                wrong.push(format!("{}: {} panics, {} resets", lane.name, it.panics, it.resets));
+            }
+            Ok(_) => {}
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    for lane in lanes {
+        if let Err(error) = lane.stop() {
+            wrong.push(error.to_string());
+        }
+    }
+    let sent = sent.into_inner();
+    assert!(wrong.is_empty(), "UNDERDECK_SOAK_SEED={seed}, after {sent} exchanges:\n{}", wrong.join("\n"));
+    eprintln!("soak: {sent} exchanges, all right");
+}
