@@ -140,7 +140,8 @@ extern "C" fn fields_scalar(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
 extern "C" fn fields_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
     #[target_feature(enable = "avx2")]
     fn with_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-        let ends = scan::Ends::of(cut, index(from));
+        let mut ends = scan::Ends::default();
+        ends.look(cut, index(from));
         fields(cut, from, wanted, |line| ends.token(len(cut), line), |value| ends.text(len(cut), value))
     }
     // SAFETY: chosen only where the processor has AVX2.

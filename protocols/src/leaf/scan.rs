@@ -156,6 +156,7 @@ mod avx2 {
     }
 
     /// Where names and values of the window end, one bit per byte: what a walk over many lines needs at once.
+    #[derive(Default)]
     pub(in super::super) struct Ends {
         not_token: [u64; WINDOW / 64],
         not_text: [u64; WINDOW / 64],
@@ -165,18 +166,16 @@ mod avx2 {
         /// Looks at the bytes from `from` on; whatever is asked about those before is not answered.
         #[inline]
         #[target_feature(enable = "avx2")]
-        pub(in super::super) fn of(cut: &ud_cut, from: usize) -> Self {
-            let mut ends = Ends { not_token: [0; WINDOW / 64], not_text: [0; WINDOW / 64] };
-            let blocks = cut.window.as_chunks::<64>().0.iter().zip(&mut ends.not_token).zip(&mut ends.not_text);
-            for ((block, not_token), not_text) in blocks.take(len(cut).div_ceil(64)).skip(from / 64) {
+        pub(in super::super) fn look(&mut self, cut: &ud_cut, from: usize) {
+            for block in from / 64..len(cut).div_ceil(64) {
+                let Some(bytes) = cut.window.get(block * 64..block * 64 + 64) else { return };
                 // SAFETY: both halves are inside of the 64 bytes.
                 let (low, high) = unsafe {
-                    (_mm256_loadu_si256(block.as_ptr().cast()), _mm256_loadu_si256(block.as_ptr().add(STEP).cast()))
+                    (_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes.as_ptr().add(STEP).cast()))
                 };
-                *not_token = mask(outside_token(low), outside_token(high));
-                *not_text = mask(outside_text(low), outside_text(high));
+                self.not_token[block] = mask(outside_token(low), outside_token(high));
+                self.not_text[block] = mask(outside_text(low), outside_text(high));
             }
-            ends
         }
     }
 
@@ -194,10 +193,12 @@ mod avx2 {
         if found != 0 {
             return from + found.trailing_zeros() as usize;
         }
-        let rest = masks.iter().enumerate().skip(from / 64 + 1);
-        rest.map(|(at, &mask)| (at, mask))
-            .find(|&(_, mask)| mask != 0)
-            .map_or(WINDOW, |(at, mask)| at * 64 + mask.trailing_zeros() as usize)
+        for block in from / 64 + 1..masks.len() {
+            if masks[block] != 0 {
+                return block * 64 + masks[block].trailing_zeros() as usize;
+            }
+        }
+        WINDOW
     }
 
     impl Ends {
