@@ -193,9 +193,9 @@ mod avx2 {
         if found != 0 {
             return from + found.trailing_zeros() as usize;
         }
-        for block in from / 64 + 1..masks.len() {
-            if masks[block] != 0 {
-                return block * 64 + masks[block].trailing_zeros() as usize;
+        for (block, mask) in masks.iter().enumerate().skip(from / 64 + 1) {
+            if *mask != 0 {
+                return block * 64 + mask.trailing_zeros() as usize;
             }
         }
         WINDOW
