@@ -1,0 +1,23 @@
+//! The demo's verification pass notices what a damaging relay does.
+
+use underdeck_bench::verify::verify;
+use underdeck_lab::client::Front;
+use underdeck_lab::corrupt::{Damage, relay};
+use underdeck_lab::files::Files;
+
+const SIZE: u64 = 50_000;
+
+#[test]
+fn mismatches_are_counted_from_real_comparisons() {
+    let files = Files::start(&[SIZE], &[]).expect("a backend");
+    let through = |damage| {
+        let front = Front::from(relay(files.addr(), damage).expect("a relay"));
+        verify(&front, &files.path(SIZE), SIZE, 4, 3).expect("verified")
+    };
+    let right = through(Damage::None);
+    assert_eq!((right.responses, right.mismatches), (12, 0));
+    // Once per connection: in the last byte of the first response's body or near it.
+    assert_eq!(through(Damage::Flip(SIZE)).mismatches, 4);
+    assert!(through(Damage::Drop(20_000)).mismatches >= 4);
+    files.stop().expect("stopped");
+}
