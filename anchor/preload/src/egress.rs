@@ -182,8 +182,8 @@ fn start(engine: &Engine, socket: &mut Socket, mut anchor: MutexGuard<'static, A
 
 /// Sends `len` bytes as they are.
 fn send_plain(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: usize, more: bool) -> Result<(), Stop> {
-    let part = iov::Part::new(call.iov, call.done, len);
-    let flags = call.flags | if more || part.bytes < len { libc::MSG_MORE } else { 0 };
+    let part = iov::Part::new(call.iov, call.size, call.done, len);
+    let flags = call.flags | if more || part.bytes() < len { libc::MSG_MORE } else { 0 };
     let n = sys::send(socket.fd, part.slices(), flags)?;
     socket.sent(engine, call.iov, call.done, n);
     call.done += n;

@@ -146,7 +146,7 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
 
 /// Copies up to `most` bytes to the application, as the kernel always did.
 fn copy(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, most: usize, why: Reason) -> Step {
-    let part = iov::Part::new(call.iov, call.done, most);
+    let part = iov::Part::new(call.iov, call.size, call.done, most);
     // After the first bytes the call must not wait for more, whatever the socket's mode is.
     let flags = if call.done == 0 { call.flags } else { call.flags | libc::MSG_DONTWAIT };
     match sys::receive(socket.fd, part.slices(), flags) {
@@ -154,7 +154,7 @@ fn copy(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, most: usize, 
         Ok(n) => {
             socket.received(engine, call.iov, call.done, n, why);
             call.done += n;
-            if n == part.bytes { Step::Full } else { Step::Empty }
+            if n == part.bytes() { Step::Full } else { Step::Empty }
         }
         Err(error) => Step::Failed(error),
     }

@@ -1,5 +1,7 @@
 //! Positions in a list of the application's buffers.
 
+use core::mem::MaybeUninit;
+
 use libc::iovec;
 
 /// Most slices that one internal call passes on; a longer list is worked through in several.
@@ -25,27 +27,54 @@ pub(crate) fn pieces(iov: &[iovec], from: usize, len: usize) -> impl Iterator<It
 }
 
 /// A part of a list, to be handed to the kernel.
-pub(crate) struct Part {
-    slices: [iovec; MOST],
-    count: usize,
-    /// Bytes in the part; less than was asked for when the list has too many slices.
-    pub(crate) bytes: usize,
+pub(crate) enum Part<'a> {
+    /// All of the application's list.
+    All(&'a [iovec], usize),
+    Some(Slices),
 }
 
-impl Part {
-    pub(crate) fn new(iov: &[iovec], from: usize, len: usize) -> Self {
-        let mut part =
-            Self { slices: [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MOST], count: 0, bytes: 0 };
+/// Slices of a part that does not begin or end where the application's do.
+pub(crate) struct Slices {
+    slices: [MaybeUninit<iovec>; MOST],
+    count: usize,
+    bytes: usize,
+}
+
+impl<'a> Part<'a> {
+    /// Bytes `from..from + len` of `iov`, which has `size` bytes in all.
+    #[inline]
+    pub(crate) fn new(iov: &'a [iovec], size: usize, from: usize, len: usize) -> Self {
+        if from == 0 && len >= size && iov.len() <= MOST { Self::All(iov, size) } else { Self::Some(Slices::new(iov, from, len)) }
+    }
+
+    #[inline]
+    pub(crate) fn slices(&self) -> &[iovec] {
+        match self {
+            Self::All(iov, _) => iov,
+            // SAFETY: the first `count` are initialised.
+            Self::Some(some) => unsafe { core::slice::from_raw_parts(some.slices.as_ptr().cast(), some.count) },
+        }
+    }
+
+    /// Bytes in the part; less than was asked for when the list has too many slices.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::All(_, size) => *size,
+            Self::Some(some) => some.bytes,
+        }
+    }
+}
+
+impl Slices {
+    fn new(iov: &[iovec], from: usize, len: usize) -> Self {
+        let mut part = Self { slices: [const { MaybeUninit::uninit() }; MOST], count: 0, bytes: 0 };
         for (address, bytes) in pieces(iov, from, len).take(MOST) {
-            part.slices[part.count] = iovec { iov_base: address.cast(), iov_len: bytes };
+            part.slices[part.count].write(iovec { iov_base: address.cast(), iov_len: bytes });
             part.count += 1;
             part.bytes += bytes;
         }
         part
-    }
-
-    pub(crate) fn slices(&self) -> &[iovec] {
-        &self.slices[..self.count]
     }
 }
 
@@ -70,7 +99,8 @@ mod tests {
                     seen.extend_from_slice(unsafe { core::slice::from_raw_parts(address, bytes) });
                 }
                 assert_eq!(seen, b"abcdefgh"[from..from + len]);
-                assert_eq!(Part::new(&iov, from, len).bytes, len);
+                let part = Part::new(&iov, 8, from, len);
+                assert_eq!((part.bytes(), total(part.slices())), (len, len));
             }
         }
     }
