@@ -18,6 +18,6 @@ fn mismatches_are_counted_from_real_comparisons() {
     assert_eq!((right.responses, right.mismatches), (12, 0));
     // Once per connection: in the last byte of the first response's body or near it.
     assert_eq!(through(Damage::Flip(SIZE)).mismatches, 4);
-    assert!(through(Damage::Drop(20_000)).mismatches >= 4);
+    assert!(through(Damage::Repeat(20_000)).mismatches >= 4);
     files.stop().expect("stopped");
 }
