@@ -52,7 +52,8 @@ enum ud_verdict {
 	 * UD_UNTIL_CLOSE: to the end of the stream. */
 	UD_OPAQUE = 2,
 	/* `len` bytes do not decide; ask again with more. Only valid while len < UD_WINDOW. What the program wrote to
-	 * `state` is thrown away. With len == 0: not known before the next byte has come. */
+	 * `state` is thrown away. With len == 0: not known before the next byte has come.
+	 * `span`: 1 inside a message, so that more is bound to follow; 0 (as it comes) between two. */
 	UD_NEED_MORE = 3,
 	/* Leave this connection alone, in both directions and for good. */
 	UD_PASS = 4,
@@ -67,7 +68,7 @@ struct ud_cut {
 	ud_u32 direction;             /* in: enum ud_direction */
 	ud_u32 role;                  /* in: enum ud_role */
 	ud_u32 verdict;               /* out: enum ud_verdict; anything else counts as UD_PASS */
-	ud_u64 span;                  /* out: bytes, for UD_METADATA and UD_OPAQUE */
+	ud_u64 span;                  /* out: bytes, for UD_METADATA and UD_OPAQUE; see UD_NEED_MORE. Comes as 0 */
 	ud_u64 state[UD_STATE_WORDS]; /* in and out: the program's own */
 };
 

@@ -466,6 +466,8 @@ UD_PROTOCOL(http1)
 	ud_u64 word = WORD(side), left = LEFT(side);
 
 	c->verdict = UD_PASS;
+	/* Where more is needed: whether more is bound to follow. */
+	c->span = PHASE(word) != START;
 	switch (PHASE(word)) {
 	case CONTENT:
 		WORD(side) = START;

@@ -67,6 +67,7 @@ pub struct Cursor {
     carry: Option<Box<Carry>>,
     carried: u16,
     passed: bool,
+    inside: bool,
 }
 
 const _: () = assert!(size_of::<Cursor>() <= 24);
@@ -75,7 +76,7 @@ impl Cursor {
     /// The cursor at the beginning of a stream.
     #[must_use]
     pub const fn new() -> Self {
-        Cursor { opaque_left: 0, carry: None, carried: 0, passed: false }
+        Cursor { opaque_left: 0, carry: None, carried: 0, passed: false, inside: false }
     }
 
     /// What the next byte is, without asking the program. See [`Cursor::settle`].
@@ -98,7 +99,7 @@ impl Cursor {
                 self.pass();
             } else {
                 match program.cut(&mut state.words, direction, role, &[], &[]) {
-                    Cut::NeedMore => {}
+                    Cut::NeedMore(inside) => self.inside = inside,
                     Cut::Opaque(span) => self.opaque_left = span,
                     // Nothing is there that could be metadata: a broken program.
                     Cut::Metadata(_) | Cut::Pass => self.give_up(state),
@@ -138,6 +139,12 @@ impl Cursor {
             }
             metadata += self.cut(program, state, direction, role, rest);
         }
+    }
+
+    /// Whether the stream is inside a message, so that more is bound to follow, as far as the program says so.
+    #[must_use]
+    pub fn is_inside(&self) -> bool {
+        !self.passed && (self.opaque_left > 0 || self.inside)
     }
 
     /// Opaque bytes went by unseen, because they were spliced.
@@ -191,7 +198,8 @@ impl Cursor {
                 self.opaque_left = if span == UNTIL_CLOSE { span } else { span - from_carry };
                 0
             }
-            Cut::NeedMore => {
+            Cut::NeedMore(inside) => {
+                self.inside = inside;
                 let carry = self.carry.get_or_insert_with(|| Box::new(Carry { bytes: [0; WINDOW] }));
                 carry.bytes[carried..carried + fresh.len()].copy_from_slice(fresh);
                 self.carried = (carried + fresh.len()) as u16;

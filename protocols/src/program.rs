@@ -19,7 +19,8 @@ pub(crate) enum Cut {
     /// 1 <= span.
     Opaque(u64),
     /// Only with a window that is not full.
-    NeedMore,
+    /// Whether a message is under way, so that more is bound to follow.
+    NeedMore(bool),
     /// Said so, or broke the contract.
     Pass,
 }
@@ -152,7 +153,7 @@ impl Program {
         let verdict = match (cut.verdict, cut.span) {
             (ud_verdict::UD_METADATA, span @ 1..) if span <= len as u64 => Cut::Metadata(span as u32),
             (ud_verdict::UD_OPAQUE, span @ 1..=UNTIL_CLOSE) => Cut::Opaque(span),
-            (ud_verdict::UD_NEED_MORE, _) if len < WINDOW => return Cut::NeedMore,
+            (ud_verdict::UD_NEED_MORE, span) if len < WINDOW => return Cut::NeedMore(span != 0),
             _ => return Cut::Pass,
         };
         *state = cut.state;

@@ -271,6 +271,17 @@ impl Anchor {
         self.pipe.as_mut().is_some_and(Pipe::grow)
     }
 
+    /// Takes what [`Anchor::receive`] has just brought, and has not been entered, out of the pipe again.
+    pub(crate) fn take_back(&mut self, engine: &Engine, to: &mut [u8]) -> Result<(), Refusal> {
+        self.reach(engine, self.tail)?;
+        let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
+        // SAFETY: within the slice. These bytes are in the pipe, which is read to its end.
+        match unsafe { sys::read(pipe.read, to.as_mut_ptr(), to.len()) } {
+            Ok(n) if n == to.len() => Ok(()),
+            _ => Err(Refusal::Gone),
+        }
+    }
+
     /// Enters what [`Anchor::receive`] brought as one segment of the application's memory.
     pub(crate) fn add_segment(&mut self, len: u32, stats: &Block) -> Segment {
         let segment = Segment { start: self.tail, len, taken: 0 };

@@ -10,12 +10,12 @@ use std::sync::MutexGuard;
 use libc::{c_int, iovec};
 use syscalls::Errno;
 use underdeck_protocols::Place;
-use underdeck_stats::Reason;
+use underdeck_stats::{Gauge, Reason};
 
 use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
-use crate::socket::{Link, Owed, Socket};
+use crate::socket::{Link, Socket};
 use crate::{iov, sys};
 
 /// One call of the application.
@@ -29,8 +29,8 @@ struct Call<'a> {
 /// Why a step went no further.
 enum Stop {
     Kernel(Errno),
-    /// A placeholder that cannot be resolved.
-    Doubt,
+    /// A placeholder that cannot be resolved, and why.
+    Doubt(&'static str),
 }
 
 impl From<Errno> for Stop {
@@ -50,6 +50,33 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         socket.sent(engine, iov, 0, n);
         return Ok(n);
     }
+    match socket.owed.take() {
+        None => send_all(engine, socket, iov, flags),
+        Some(owed) => send_after(engine, socket, *owed, iov, flags),
+    }
+}
+
+/// Sends `iov` after bytes that the application believes to have sent already.
+fn send_after(engine: &Engine, socket: &mut Socket, mut owed: Vec<u8>, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
+    let mut all = Vec::with_capacity(iov.len() + 1);
+    all.push(iovec { iov_base: owed.as_mut_ptr().cast(), iov_len: owed.len() });
+    all.extend_from_slice(iov);
+    let sent = match send_all(engine, socket, &all, flags) {
+        Ok(sent) => sent,
+        Err(error) => {
+            socket.owed = Some(Box::new(owed));
+            return Err(error);
+        }
+    };
+    if sent >= owed.len() {
+        return if sent > owed.len() || iov::total(iov) == 0 { Ok(sent - owed.len()) } else { Err(Errno::EAGAIN) };
+    }
+    owed.drain(..sent);
+    socket.owed = Some(Box::new(owed));
+    Err(Errno::EAGAIN)
+}
+
+fn send_all(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     let mut call = Call { iov, flags, size: iov::total(iov), done: 0 };
     if call.size == 0 {
         return sys::send(socket.fd, iov, flags);
@@ -63,8 +90,8 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
                 socket.tx_error = error.into_raw();
                 break;
             }
-            Err(Stop::Doubt) => {
-                doubt(engine, socket);
+            Err(Stop::Doubt(why)) => {
+                doubt(engine, socket, why);
                 return Err(Errno::ECONNRESET);
             }
         }
@@ -73,30 +100,21 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
 }
 
 /// Sends what is held back although the application believes it sent; before the sending side is closed.
-pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
+pub(crate) fn flush(socket: &mut Socket) {
     if let Some(owed) = socket.owed.take() {
-        let bytes = &owed.bytes[..usize::from(owed.len)];
-        let _ = sys::send_bytes(socket.fd, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    }
-    if let Some(link) = socket.link
-        && link.claimed > 0
-        && let Some(mut anchor) = anchor::lookup(link.vpi)
-    {
-        let _ = anchor.forward(engine, link.offset, link.claimed.into(), socket.fd, false, libc::MSG_NOSIGNAL);
+        let _ = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     }
 }
 
 /// The connection cannot go on without sending something wrong.
-pub(crate) fn doubt(engine: &Engine, socket: &mut Socket) {
+pub(crate) fn doubt(engine: &Engine, socket: &mut Socket, why: &'static str) {
     engine.stats.reset();
+    eprintln!("underdeck: connection of descriptor {} reset: {why}", socket.fd);
     sys::reset(socket.fd);
     socket.pass();
 }
 
 fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
-    if socket.owed.is_some() {
-        return settle_owed(engine, socket, call);
-    }
     let Some(link) = socket.link.filter(|link| link.left > 0) else { return search(engine, socket, call) };
     let anchor = anchor::lookup(link.vpi);
     let segment = anchor.as_ref().and_then(|anchor| anchor.segment_at(link.offset));
@@ -116,26 +134,29 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(),
 /// Looks for the next placeholder; sends what stands before it.
 fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
     let (plain, sighting, at) = first_sighting(engine, call);
-    match sighting {
-        Sighting::Nothing => send_plain(engine, socket, call, plain, false),
-        Sighting::Begun(_) if plain > 0 => send_plain(engine, socket, call, plain, true),
-        Sighting::Begun(_) => begun(engine, socket, call),
-        Sighting::Mark(_, mark) => {
-            let (anchor, segment, offset) = genuine(&mark)?;
-            let gap = offset.checked_sub(segment.next()).ok_or(Stop::Doubt)?;
-            // The mark may not be the first of its piece: the bytes before it are the next ones in turn.
-            let gap = usize::try_from(gap).map_err(|_| Stop::Doubt)?;
-            if gap as u64 >= UNMARKED_MOST || gap > at {
-                return Err(Stop::Doubt);
-            }
-            if plain > gap {
-                drop(anchor);
-                return send_plain(engine, socket, call, plain - gap, true);
-            }
-            start(engine, socket, anchor, segment);
-            Ok(())
+    if let Sighting::Mark(_, mark) = sighting
+        && let Some(gap) = gap_before(&mark, at)
+        && plain > 0
+    {
+        // The mark may not be the first of its piece: the bytes before it are the next ones in turn.
+        if plain > gap {
+            return send_plain(engine, socket, call, plain - gap, true);
         }
+        let (anchor, segment, _) = genuine(&mark)?;
+        start(engine, socket, anchor, segment);
+        return Ok(());
     }
+    if plain > 0 {
+        return send_plain(engine, socket, call, plain, sighting != Sighting::Nothing);
+    }
+    resolve(engine, socket, call)
+}
+
+/// How many unmarked bytes of the segment, next in turn, stand before its mark; none if that cannot be.
+fn gap_before(mark: &Mark, at: usize) -> Option<usize> {
+    let (_anchor, segment, offset) = genuine(mark).ok()?;
+    let gap = offset.checked_sub(segment.next()).filter(|gap| *gap < UNMARKED_MOST)?;
+    (gap <= at as u64).then_some(gap as usize)
 }
 
 /// The bytes before the first sighting, the sighting, and how many of the bytes before it are in the same slice.
@@ -144,12 +165,8 @@ fn first_sighting(engine: &Engine, call: &Call<'_>) -> (usize, Sighting, usize) 
     for (address, len) in iov::pieces(call.iov, call.done, call.size - call.done) {
         // SAFETY: the application handed these bytes in to be read.
         let bytes = unsafe { core::slice::from_raw_parts(address, len) };
-        let last = call.done + before + len == call.size;
         match engine.magic.find(bytes) {
             Sighting::Nothing => {}
-            // Only the end of the whole call can be the beginning of a mark that goes on in the next; less than the
-            // magic in the middle is a coincidence.
-            Sighting::Begun(at) if !last && len - at < MAGIC => {}
             sighting @ (Sighting::Begun(at) | Sighting::Mark(at, _)) => return (before + at, sighting, at),
         }
         before += len;
@@ -157,9 +174,41 @@ fn first_sighting(engine: &Engine, call: &Call<'_>) -> (usize, Sighting, usize) 
     (before, Sighting::Nothing, 0)
 }
 
+/// Decides whether a mark begins with the next byte: the application may have cut it, and framed its parts anew.
+///
+/// When the call ends in the middle of what may be a mark, the rest is held back and the application is told that it was
+/// sent, if more is bound to follow: then the next call decides.
+fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
+    let mut bytes = [0; MARK];
+    let (known, open) = socket.payload_ahead(engine, call.iov, call.done, call.size - call.done, &mut bytes);
+    if known == 0 || !engine.magic.could_begin(&bytes[..known]) {
+        return send_plain(engine, socket, call, 1, call.size - call.done > 1);
+    }
+    if known == MARK {
+        let (anchor, segment, offset) = genuine(&Mark::decode(&bytes))?;
+        if offset < segment.next() {
+            return Err(Stop::Doubt("a placeholder whose payload was sent already"));
+        }
+        if offset > segment.next() {
+            return Err(Stop::Doubt("a placeholder whose beginning is missing"));
+        }
+        start(engine, socket, anchor, segment);
+        return Ok(());
+    }
+    if known < MAGIC && !(open && engine.stats.level(Gauge::BytesHeld) > 0) {
+        return send_plain(engine, socket, call, 1, call.size - call.done > 1);
+    }
+    let len = call.size - call.done;
+    let mut owed = vec![0; len];
+    copy_bytes(call, len, &mut owed);
+    socket.owed = Some(Box::new(owed));
+    call.done = call.size;
+    Ok(())
+}
+
 fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), Stop> {
-    let anchor = anchor::lookup(mark.vpi).ok_or(Stop::Doubt)?;
-    let (segment, offset) = anchor.verify(mark).ok_or(Stop::Doubt)?;
+    let anchor = anchor::lookup(mark.vpi).ok_or(Stop::Doubt("a placeholder whose payload is gone"))?;
+    let (segment, offset) = anchor.verify(mark).ok_or(Stop::Doubt("a placeholder that does not verify"))?;
     Ok((anchor, segment, offset))
 }
 
@@ -169,7 +218,7 @@ fn start(engine: &Engine, socket: &mut Socket, mut anchor: MutexGuard<'static, A
     if let Some(link) = &mut socket.link
         && link.vpi == anchor.vpi
     {
-        (link.offset, link.left, link.claimed) = (offset, left, 0);
+        (link.offset, link.left) = (offset, left);
         return;
     }
     anchor.link();
@@ -177,7 +226,7 @@ fn start(engine: &Engine, socket: &mut Socket, mut anchor: MutexGuard<'static, A
     drop(anchor);
     socket.unlink(engine);
     let by_copy = !sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored();
-    socket.link = Some(Link { vpi, offset, left, claimed: 0, by_copy });
+    socket.link = Some(Link { vpi, offset, left, by_copy });
 }
 
 /// Sends `len` bytes as they are.
@@ -188,65 +237,6 @@ fn send_plain(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: us
     socket.sent(engine, call.iov, call.done, n);
     call.done += n;
     Ok(())
-}
-
-/// The application's bytes end with what may be the first bytes of a mark.
-///
-/// They are held back, and the application is told that they were sent, if the protocol promises that more payload
-/// follows: then the next call decides. A segment is never shorter than a mark, so that where less payload is due, or
-/// none, they are no mark.
-fn begun(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
-    let len = call.size - call.done;
-    let more_follows = matches!(socket.tx_place(engine), Place::Opaque(left) if left >= MARK as u64);
-    if len >= MARK || (!more_follows && len < MAGIC) {
-        return send_plain(engine, socket, call, len, false);
-    }
-    let mut owed = Owed { bytes: [0; MARK], len: len as u8 };
-    copy_bytes(call, len, &mut owed.bytes);
-    socket.owed = Some(Box::new(owed));
-    call.done += len;
-    Ok(())
-}
-
-/// Decides what the bytes held back were, by the bytes that follow them.
-fn settle_owed(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
-    let Some(mut owed) = socket.owed.take() else { return Ok(()) };
-    let have = usize::from(owed.len);
-    let take = (MARK - have).min(call.size - call.done);
-    copy_bytes(call, take, &mut owed.bytes[have..]);
-    let known = have + take;
-    if engine.magic.could_begin(&owed.bytes[..known]) {
-        if known < MARK {
-            owed.len = known as u8;
-            socket.owed = Some(owed);
-            call.done += take;
-            return Ok(());
-        }
-        let (anchor, segment, offset) = genuine(&Mark::decode(&owed.bytes))?;
-        if offset != segment.next() {
-            return Err(Stop::Doubt);
-        }
-        start(engine, socket, anchor, segment);
-        if let Some(link) = &mut socket.link {
-            link.claimed = have as u8;
-        }
-        return Ok(());
-    }
-    match sys::send_bytes(socket.fd, &owed.bytes[..have], call.flags | libc::MSG_MORE) {
-        Ok(n) => {
-            socket.sent_bytes(engine, &owed.bytes[..n]);
-            if n < have {
-                owed.bytes.copy_within(n..have, 0);
-                owed.len = (have - n) as u8;
-                socket.owed = Some(owed);
-            }
-            Ok(())
-        }
-        Err(error) => {
-            socket.owed = Some(owed);
-            Err(error.into())
-        }
-    }
 }
 
 fn copy_bytes(call: &Call<'_>, len: usize, to: &mut [u8]) {
@@ -277,41 +267,38 @@ fn follow(
             drop(anchor);
             let metadata = socket.metadata_ahead(engine, call.iov, call.done, rest);
             return if metadata == 0 {
-                Err(Stop::Doubt)
+                Err(Stop::Doubt("neither payload nor metadata follows"))
             } else {
                 send_plain(engine, socket, call, metadata, metadata < rest)
             };
         }
     };
-    let claimed = usize::from(link.claimed);
-    let piece = (link.left as usize - claimed).min(rest).min(due.saturating_sub(claimed));
-    verify(engine, &anchor, segment, link.offset + claimed as u64, call, piece)?;
+    let piece = (link.left as usize).min(rest).min(due);
+    verify(engine, &anchor, segment, link.offset, call, piece)?;
     if link.by_copy {
         return put_back(engine, socket, call, link, anchor, piece);
     }
     let more = piece < rest;
-    match anchor.forward(engine, link.offset, claimed + piece, socket.fd, more, call.flags) {
+    match anchor.forward(engine, link.offset, piece, socket.fd, more, call.flags) {
         Ok(0) => Err(Stop::Kernel(Errno::EAGAIN)),
         Ok(n) => {
             drop(anchor);
             socket.skipped_tx(engine, n);
-            let unclaimed = n.min(claimed);
-            call.done += n - unclaimed;
-            advance(engine, socket, n, unclaimed);
+            call.done += n;
+            advance(engine, socket, n);
             Ok(())
         }
         Err(Refusal::Kernel(error)) => Err(error.into()),
         Err(Refusal::Unspliceable) => put_back(engine, socket, call, link, anchor, piece),
-        Err(Refusal::Gone) => Err(Stop::Doubt),
+        Err(Refusal::Gone) => Err(Stop::Doubt("the pipe holds less than was received")),
     }
 }
 
 /// Moves the link on by `n` bytes; ends it with its anchor, or carries it over into a segment too short for a mark.
-fn advance(engine: &Engine, socket: &mut Socket, n: usize, unclaimed: usize) {
+fn advance(engine: &Engine, socket: &mut Socket, n: usize) {
     let Some(link) = &mut socket.link else { return };
     link.offset += n as u64;
     link.left -= n as u32;
-    link.claimed -= unclaimed as u8;
     if link.left > 0 {
         return;
     }
@@ -340,7 +327,7 @@ fn verify(
             // SAFETY: `positions` keeps whole marks within the slice.
             let found = unsafe { core::slice::from_raw_parts(address.add(at - from), MARK) };
             if found != engine.magic.encode(anchor.vpi, segment.start + at as u64, &anchor.secret) {
-                return Err(Stop::Doubt);
+                return Err(Stop::Doubt("a placeholder with a mark missing"));
             }
         }
         from += bytes;
@@ -357,19 +344,16 @@ fn put_back(
     mut anchor: MutexGuard<'static, Anchor>,
     piece: usize,
 ) -> Result<(), Stop> {
-    if link.claimed > 0 {
-        return Err(Stop::Doubt);
-    }
     let mut offset = link.offset;
     for (address, bytes) in iov::pieces(call.iov, call.done, piece) {
         // SAFETY: the bytes of a placeholder are the application's receive buffer, writable, of which nobody knows what
         // it holds but us.
         let done = unsafe { anchor.materialise(engine, offset, address, bytes, Reason::ExitUnspliceable) };
-        done.map_err(|_| Stop::Doubt)?;
+        done.map_err(|_| Stop::Doubt("payload could not be put back"))?;
         offset += bytes as u64;
     }
     drop(anchor);
-    advance(engine, socket, piece, 0);
+    advance(engine, socket, piece);
     let link_after = socket.link.take();
     let sent = send_plain(engine, socket, call, piece, false);
     socket.link = link_after;

@@ -177,10 +177,20 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         call.copy = Some(Reason::SmallBuffer);
         return Step::Full;
     }
+    // Where the last read took all it asked for, there is more; elsewhere a few bytes would leave no room for a mark.
+    if !socket.flows && sys::waiting(socket.fd).is_ok_and(|waiting| (1..LEAST_SLICE).contains(&waiting)) {
+        call.copy = Some(Reason::ShortRead);
+        return Step::Full;
+    }
     let mut got = 0;
     let step = loop {
         match anchor.receive(socket.fd, want - got) {
             Ok(0) => break if got == 0 { Step::End } else { Step::Empty },
+            Ok(n) if n < MARK && got == 0 => {
+                let taken = take_back(engine, &mut anchor, call, n);
+                drop(anchor);
+                return finish_take_back(engine, socket, call, n, taken);
+            }
             Ok(n) => {
                 place(engine, &mut anchor, call, n);
                 got += n;
@@ -209,6 +219,7 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         }
     };
     drop(anchor);
+    socket.flows = got == want;
     if got > 0 {
         socket.trickles = got < want && got < TRICKLE.min(engine.config.min_body as usize);
         socket.anchored(engine, got);
@@ -216,11 +227,37 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
     step
 }
 
+/// So few bytes came that they have no room for a mark: they are copied out of the pipe again, past whatever is in it.
+fn take_back(engine: &Engine, anchor: &mut anchor::Anchor, call: &Call<'_>, len: usize) -> bool {
+    let mut bytes = [0; MARK];
+    if anchor.take_back(engine, &mut bytes[..len]).is_err() {
+        return false;
+    }
+    let mut from = 0;
+    for (address, n) in iov::pieces(call.iov, call.done, len) {
+        // SAFETY: the application's buffer, given to be written.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().add(from), address, n) };
+        from += n;
+    }
+    true
+}
+
+fn finish_take_back(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: usize, taken: bool) -> Step {
+    if !taken {
+        crate::egress::doubt(engine, socket, "a few bytes could not be taken out of the pipe again");
+        return Step::Failed(Errno::ECONNRESET);
+    }
+    socket.received(engine, call.iov, call.done, len, Reason::ShortRead);
+    call.done += len;
+    call.copy = Some(Reason::ShortRead);
+    Step::Full
+}
+
 /// How many of the next `want` bytes lie in slices that can hold marks.
 fn markable(iov: &[iovec], from: usize, want: usize) -> usize {
     let mut sum = 0;
     for (_, len) in iov::pieces(iov, from, want) {
-        if len < LEAST_SLICE && len < want - sum {
+        if len < LEAST_SLICE {
             break;
         }
         sum += len;

@@ -91,7 +91,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         return true;
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
-        egress::flush(engine, &mut socket);
+        egress::flush(&mut socket);
         // The sending side first: an anchor that nobody sends any more is closed when its receiver lets go.
         socket.unlink(engine);
         socket.detach(engine);
@@ -126,8 +126,8 @@ pub(crate) fn shared(fd: c_int) {
 
 /// The sending side is about to be shut down.
 pub(crate) fn shutting_down(fd: c_int) {
-    if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
-        cell.with(fd, |socket| egress::flush(engine, socket));
+    if let Some(cell) = table::socket(fd) {
+        cell.with(fd, egress::flush);
     }
 }
 

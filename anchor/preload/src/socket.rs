@@ -7,7 +7,7 @@ use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKin
 use underdeck_stats::{Block, Reason, Role};
 
 use crate::engine::Engine;
-use crate::mark::{MARK, Vpi};
+use crate::mark::Vpi;
 use crate::{anchor, iov};
 
 /// One connection, behind a lock. Cells are used again, never freed.
@@ -21,17 +21,8 @@ pub(crate) struct Link {
     pub(crate) offset: u64,
     /// Bytes of the segment from there on.
     pub(crate) left: u32,
-    /// How many of these the application believes to have sent already.
-    pub(crate) claimed: u8,
     /// The bytes must be put back into the application's buffer instead of being spliced.
     pub(crate) by_copy: bool,
-}
-
-/// Bytes that the application believes to have sent, and that are held back because they may be the beginning of a mark.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Owed {
-    pub(crate) bytes: [u8; MARK],
-    pub(crate) len: u8,
 }
 
 /// What the engine knows of one connection.
@@ -45,6 +36,8 @@ pub(crate) struct Socket {
     pub(crate) copies: Option<Reason>,
     /// A read brought little; the next one looks before it splices.
     pub(crate) trickles: bool,
+    /// The last splice took all that it asked for.
+    pub(crate) flows: bool,
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
     in_span: bool,
@@ -55,7 +48,8 @@ pub(crate) struct Socket {
     /// Where payload of the present span goes.
     pub(crate) anchor: Option<Vpi>,
     pub(crate) link: Option<Link>,
-    pub(crate) owed: Option<Box<Owed>>,
+    /// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
+    pub(crate) owed: Option<Box<Vec<u8>>>,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
     pub(crate) rx_error: i32,
     pub(crate) tx_error: i32,
@@ -102,6 +96,7 @@ impl Socket {
             aliases: 0,
             copies,
             trickles: false,
+            flows: false,
             expects_head: true,
             in_span: false,
             span_anchored: false,
@@ -249,6 +244,34 @@ impl Socket {
             }
         }
         metadata
+    }
+
+    /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
+    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call.
+    pub(crate) fn payload_ahead(&mut self, engine: &Engine, iov: &[iovec], from: usize, len: usize, to: &mut [u8]) -> (usize, bool) {
+        self.tx_place(engine);
+        let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
+        let mut have = 0;
+        for (address, bytes) in iov::pieces(iov, from, len) {
+            // SAFETY: the application handed these bytes in to be read.
+            let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
+            while !rest.is_empty() && have < to.len() {
+                let (kind, n) = tx.next(&engine.program, &mut state, Direction::Tx, self.program_role(), rest);
+                let n = n.min(rest.len());
+                match kind {
+                    SpanKind::Metadata if have == 0 => return (0, true),
+                    SpanKind::Metadata => {}
+                    SpanKind::Opaque | SpanKind::Passed => {
+                        let taken = n.min(to.len() - have);
+                        to[have..have + taken].copy_from_slice(&rest[..taken]);
+                        have += taken;
+                    }
+                }
+                rest = &rest[n..];
+            }
+        }
+        tx.settle(&engine.program, &mut state, Direction::Tx, self.program_role());
+        (have, tx.is_inside() || tx.place() == Place::Passed)
     }
 
     /// The link is over: all of the segment was sent, or the rest never will be.
