@@ -58,7 +58,7 @@ fn is_suspicious() -> bool {
 
 /// Whether the anchor is open and has, or may get, bytes that have not left.
 pub(crate) fn has_more(vpi: Vpi) -> bool {
-    lookup(vpi).is_some_and(|anchor| anchor.attached || !anchor.is_empty())
+    lookup(vpi).is_some_and(|anchor| anchor.has_more())
 }
 
 /// One stretch of application memory that holds a placeholder.
@@ -102,6 +102,8 @@ pub(crate) struct Anchor {
     attached: bool,
     /// Somebody has begun to send it.
     touched: bool,
+    /// It leaves by an exit of which nobody says when it is over.
+    loose: bool,
     /// How many sending sockets are in the middle of it.
     links: u32,
 }
@@ -149,7 +151,7 @@ pub(crate) fn lookup(vpi: Vpi) -> Option<MutexGuard<'static, Anchor>> {
 pub(crate) fn detach(engine: &Engine, vpi: Vpi) {
     let Some(mut anchor) = lookup(vpi) else { return };
     anchor.attached = false;
-    let orphan = !anchor.is_empty() && !anchor.touched;
+    let orphan = !anchor.is_empty() && (!anchor.touched || anchor.loose);
     anchor.close_if_done(engine);
     drop(anchor);
     if orphan && let Ok(mut orphans) = ORPHANS.lock() {
@@ -166,13 +168,6 @@ pub(crate) fn unlink(engine: &Engine, vpi: Vpi) {
     }
 }
 
-/// Some of it left by an exit that keeps no link.
-pub(crate) fn close_if_done(engine: &Engine, vpi: Vpi) {
-    if let Some(mut anchor) = lookup(vpi) {
-        anchor.close_if_done(engine);
-    }
-}
-
 /// Closes anchors that were received but that nobody began to send within the grace period: their connection is gone.
 /// Under `pressure` (no pipe is left) the short period counts.
 pub(crate) fn reap(engine: &Engine, pressure: bool) {
@@ -185,7 +180,7 @@ pub(crate) fn reap(engine: &Engine, pressure: bool) {
     while let Some((vpi, since)) = orphans.front().copied() {
         let done = match lookup(vpi) {
             None => true,
-            Some(anchor) if anchor.touched => true,
+            Some(anchor) if anchor.touched && !anchor.loose => true,
             Some(mut anchor) if since + grace < now => {
                 anchor.close(engine);
                 true
@@ -247,8 +242,20 @@ impl Anchor {
             segments: VecDeque::new(),
             attached: false,
             touched: false,
+            loose: false,
             links: 0,
         }
+    }
+
+    /// Nobody will say when the rest is not wanted any more.
+    pub(crate) fn loosen(&mut self) {
+        self.touched = true;
+        self.loose = true;
+    }
+
+    /// Whether there are, or may be, bytes that have not left.
+    pub(crate) fn has_more(&self) -> bool {
+        self.attached || !self.is_empty()
     }
 
     /// Bytes that lie here.
@@ -433,7 +440,7 @@ impl Anchor {
 
     /// Closes it when nobody will add to it and nobody can ask for what is left.
     pub(crate) fn close_if_done(&mut self, engine: &Engine) {
-        if !self.attached && (self.is_empty() || (self.touched && self.links == 0)) {
+        if !self.attached && (self.is_empty() || (self.touched && self.links == 0 && !self.loose)) {
             self.close(engine);
         }
     }

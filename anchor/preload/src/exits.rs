@@ -2,7 +2,7 @@
 //! placeholder, in the application's own buffer, where a plain receive would have put it in the first place.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use libc::iovec;
 use underdeck_stats::Reason;
@@ -16,18 +16,20 @@ use crate::mark::{self, MARK, Mark, Sighting, Vpi};
 #[derive(Debug)]
 pub(crate) struct Doubt;
 
-/// An exit that was left in the middle of a segment: the next bytes that go there are expected to go on.
+/// A descriptor that is being given the payload of an anchor.
 struct Middle {
     exit: usize,
     vpi: Vpi,
+    /// Where the next bytes are expected to go on.
     offset: u64,
 }
 
 static MIDDLES: Mutex<Vec<Middle>> = Mutex::new(Vec::new());
 static MIDDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Puts back every placeholder in `iov`, whose bytes are about to leave by `exit` (a descriptor).
-pub(crate) fn materialise(engine: &Engine, exit: usize, iov: &[iovec], why: Reason) -> Result<(), Doubt> {
+/// Puts back every placeholder in `iov`, whose bytes are about to leave by `exit`: a descriptor, or none where an exit
+/// leaves no trace when it is over (a compressor).
+pub(crate) fn materialise(engine: &Engine, exit: Option<usize>, iov: &[iovec], why: Reason) -> Result<(), Doubt> {
     let size = iov::total(iov);
     for (address, len) in iov::pieces(iov, 0, size) {
         let mut from = go_on(engine, exit, address, len, why)?;
@@ -38,43 +40,44 @@ pub(crate) fn materialise(engine: &Engine, exit: usize, iov: &[iovec], why: Reas
     Ok(())
 }
 
-/// Nothing more goes to this exit.
-pub(crate) fn closed(exit: usize) {
+/// Nothing more goes to this descriptor.
+pub(crate) fn closed(fd: i32) {
     if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
         return;
     }
-    if let Some(middle) = take_middle(exit) {
-        unlink(middle.vpi);
+    if let (Ok(exit), Some(engine)) = (usize::try_from(fd), crate::engine::running())
+        && let Some(middle) = take_middle(exit)
+    {
+        anchor::unlink(engine, middle.vpi);
     }
 }
 
-/// Bytes at the beginning of a slice that go on with the segment of the last one.
-fn go_on(engine: &Engine, exit: usize, address: *mut u8, len: usize, why: Reason) -> Result<usize, Doubt> {
-    if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
-        return Ok(0);
+/// Bytes at the beginning of a slice that go on with a segment whose first bytes left before.
+fn go_on(engine: &Engine, exit: Option<usize>, address: *mut u8, len: usize, why: Reason) -> Result<usize, Doubt> {
+    let Some((vpi, offset)) = exit.and_then(middle_of) else { return Ok(0) };
+    let Some(mut anchor) = anchor::lookup(vpi) else { return Ok(0) };
+    let Some(segment) = anchor.segment_at(offset).filter(|segment| segment.next() == offset) else { return Ok(0) };
+    if segment.taken == 0 && segment.len as usize >= MARK {
+        return Ok(0); // it has a mark of its own
     }
-    let Some(middle) = take_middle(exit) else { return Ok(0) };
-    let Some(mut anchor) = anchor::lookup(middle.vpi) else { return Ok(0) };
-    let segment = anchor.segment_at(middle.offset).filter(|segment| segment.next() == middle.offset);
-    let Some(segment) = segment else {
-        drop(anchor);
-        unlink(middle.vpi);
-        return Ok(0);
-    };
     let piece = len.min(segment.left() as usize);
-    if !is_intact(engine, &anchor, segment, middle.offset, address, piece) {
-        drop(anchor);
-        unlink(middle.vpi);
+    if !is_intact(engine, &anchor, segment, offset, address, piece) {
         return Ok(0);
     }
-    put_back(engine, exit, &mut anchor, middle.offset, address, piece, why)?;
-    drop(anchor);
-    unlink(middle.vpi);
+    put_back(engine, &mut anchor, offset, address, piece, why)?;
+    settle(engine, exit, anchor, offset + piece as u64);
     Ok(piece)
 }
 
 /// Puts back the first placeholder from `from` on; returns where it ends.
-fn next(engine: &Engine, exit: usize, address: *mut u8, from: usize, len: usize, why: Reason) -> Result<usize, Doubt> {
+fn next(
+    engine: &Engine,
+    exit: Option<usize>,
+    address: *mut u8,
+    from: usize,
+    len: usize,
+    why: Reason,
+) -> Result<usize, Doubt> {
     // SAFETY: the application handed these bytes in to be read.
     let bytes = unsafe { core::slice::from_raw_parts(address.add(from), len - from) };
     let Sighting::Mark(at, mark) = engine.magic.find(bytes) else { return Ok(len) };
@@ -86,13 +89,39 @@ fn next(engine: &Engine, exit: usize, address: *mut u8, from: usize, len: usize,
     if !is_intact(engine, &anchor, segment, segment.next(), start, piece) {
         return Err(Doubt);
     }
-    put_back(engine, exit, &mut anchor, segment.next(), start, piece, why)?;
-    drop(anchor);
-    anchor::close_if_done(engine, mark.vpi);
+    put_back(engine, &mut anchor, segment.next(), start, piece, why)?;
+    settle(engine, exit, anchor, segment.next() + piece as u64);
     Ok(begin + piece)
 }
 
-fn genuine(mark: &Mark) -> Result<(std::sync::MutexGuard<'static, Anchor>, Segment, u64), Doubt> {
+/// Remembers where the next bytes for `exit` are expected to go on, and lets the anchor go when nothing is left of it.
+fn settle(engine: &Engine, exit: Option<usize>, mut anchor: MutexGuard<'static, Anchor>, offset: u64) {
+    let Some(exit) = exit else {
+        anchor.loosen();
+        return anchor.close_if_done(engine);
+    };
+    let vpi = anchor.vpi;
+    let before = take_middle(exit);
+    if before.as_ref().is_none_or(|before| before.vpi != vpi) {
+        anchor.link();
+    }
+    let more = anchor.has_more();
+    drop(anchor);
+    if let Some(before) = before
+        && before.vpi != vpi
+    {
+        anchor::unlink(engine, before.vpi);
+    }
+    if !more {
+        return anchor::unlink(engine, vpi);
+    }
+    if let Ok(mut middles) = MIDDLES.lock() {
+        middles.push(Middle { exit, vpi, offset });
+        MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
+    }
+}
+
+fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), Doubt> {
     let anchor = anchor::lookup(mark.vpi).ok_or(Doubt)?;
     let (segment, offset) = anchor.verify(mark).ok_or(Doubt)?;
     Ok((anchor, segment, offset))
@@ -110,7 +139,6 @@ fn is_intact(engine: &Engine, anchor: &Anchor, segment: Segment, offset: u64, ad
 
 fn put_back(
     engine: &Engine,
-    exit: usize,
     anchor: &mut Anchor,
     offset: u64,
     to: *mut u8,
@@ -118,16 +146,14 @@ fn put_back(
     why: Reason,
 ) -> Result<(), Doubt> {
     // SAFETY: a placeholder stands only in memory that the application gave us to receive into, or copied it to.
-    unsafe { anchor.materialise(engine, offset, to, len, why) }.map_err(|_| Doubt)?;
-    let end = offset + len as u64;
-    if anchor.segment_at(end).is_some_and(|segment| segment.start < end || (segment.len as usize) < MARK) {
-        anchor.link();
-        if let Ok(mut middles) = MIDDLES.lock() {
-            middles.push(Middle { exit, vpi: anchor.vpi, offset: end });
-            MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
-        }
+    unsafe { anchor.materialise(engine, offset, to, len, why) }.map_err(|_| Doubt)
+}
+
+fn middle_of(exit: usize) -> Option<(Vpi, u64)> {
+    if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
     }
-    Ok(())
+    MIDDLES.lock().ok()?.iter().find(|middle| middle.exit == exit).map(|middle| (middle.vpi, middle.offset))
 }
 
 fn take_middle(exit: usize) -> Option<Middle> {
@@ -136,10 +162,4 @@ fn take_middle(exit: usize) -> Option<Middle> {
     let middle = middles.swap_remove(at);
     MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
     Some(middle)
-}
-
-fn unlink(vpi: Vpi) {
-    if let Some(engine) = crate::engine::running() {
-        anchor::unlink(engine, vpi);
-    }
 }

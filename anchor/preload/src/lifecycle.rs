@@ -63,9 +63,7 @@ fn begin(engine: &Engine, fd: c_int, role: Role, route: u8, copies: Option<Reaso
 pub(crate) fn closing(fd: c_int) -> bool {
     let cell = match table::entry(fd) {
         Entry::Nothing => {
-            if fd >= 0 {
-                exits::closed(fd as usize);
-            }
+            exits::closed(fd);
             return true;
         }
         Entry::Fresh => {
@@ -79,6 +77,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
     if !is_this_process() {
         return true;
     }
+    exits::closed(fd);
     table::release(fd);
     let last = cell.with(fd, |socket| {
         if socket.aliases > 0 {

@@ -19,7 +19,7 @@ pub struct ZStream {
 }
 
 /// False: a placeholder cannot be resolved, the bytes must not leave.
-fn put_back(exit: usize, buffer: *const c_void, size: usize, why: Reason) -> bool {
+fn put_back(exit: Option<usize>, buffer: *const c_void, size: usize, why: Reason) -> bool {
     if !anchor::any_open() || buffer.is_null() {
         return true;
     }
@@ -37,15 +37,11 @@ fn descriptor(ssl: *mut Ssl) -> Option<usize> {
     usize::try_from(fd).ok()
 }
 
-fn exit_of(ssl: *mut Ssl) -> usize {
-    descriptor(ssl).unwrap_or(ssl.addr())
-}
-
 /// # Safety
 /// As SSL_write(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn SSL_write(ssl: *mut Ssl, buffer: *const c_void, size: c_int) -> c_int {
-    if !put_back(exit_of_open(ssl), buffer, usize::try_from(size).unwrap_or(0), Reason::ExitTls) {
+    if !put_back(exit_of(ssl), buffer, usize::try_from(size).unwrap_or(0), Reason::ExitTls) {
         return -1;
     }
     next!(SSL_write(ssl => *mut Ssl, buffer => *const c_void, size => c_int) -> c_int, -1)
@@ -60,7 +56,7 @@ pub unsafe extern "C" fn SSL_write_ex(
     size: size_t,
     written: *mut size_t,
 ) -> c_int {
-    if !put_back(exit_of_open(ssl), buffer, size, Reason::ExitTls) {
+    if !put_back(exit_of(ssl), buffer, size, Reason::ExitTls) {
         return 0;
     }
     next!(SSL_write_ex(ssl => *mut Ssl, buffer => *const c_void, size => size_t, written => *mut size_t) -> c_int, 0)
@@ -75,7 +71,7 @@ pub unsafe extern "C" fn SSL_write_early_data(
     size: size_t,
     written: *mut size_t,
 ) -> c_int {
-    if !put_back(exit_of_open(ssl), buffer, size, Reason::ExitTls) {
+    if !put_back(exit_of(ssl), buffer, size, Reason::ExitTls) {
         return 0;
     }
     next!(SSL_write_early_data(ssl => *mut Ssl, buffer => *const c_void, size => size_t, written => *mut size_t) -> c_int, 0)
@@ -105,8 +101,9 @@ pub unsafe extern "C" fn SSL_sendfile(
     next!(SSL_sendfile(ssl => *mut Ssl, fd => c_int, offset => libc::off_t, size => size_t, flags => c_int) -> ssize_t, -1)
 }
 
-fn exit_of_open(ssl: *mut Ssl) -> usize {
-    if anchor::any_open() { exit_of(ssl) } else { 0 }
+/// The name of the exit; needed only while there are placeholders.
+fn exit_of(ssl: *mut Ssl) -> Option<usize> {
+    if anchor::any_open() { descriptor(ssl) } else { None }
 }
 
 /// # Safety
@@ -116,7 +113,7 @@ pub unsafe extern "C" fn deflate(stream: *mut ZStream, flush: c_int) -> c_int {
     const Z_STREAM_ERROR: c_int = -2;
     // SAFETY: the caller's promise.
     if let Some(input) = unsafe { stream.as_ref() }
-        && !put_back(stream.addr(), input.next_in.cast(), input.avail_in as usize, Reason::ExitDeflate)
+        && !put_back(None, input.next_in.cast(), input.avail_in as usize, Reason::ExitDeflate)
     {
         return Z_STREAM_ERROR;
     }

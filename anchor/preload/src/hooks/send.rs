@@ -31,7 +31,7 @@ fn before_write(fd: c_int, iov: &[iovec]) -> bool {
         return true;
     }
     let Some(engine) = engine::running() else { return true };
-    let key = usize::try_from(fd).unwrap_or(usize::MAX);
+    let key = usize::try_from(fd).ok();
     quietly(false, || exits::materialise(engine, key, iov, Reason::ExitFile).is_ok()) || {
         engine.stats.reset();
         false
