@@ -30,9 +30,12 @@ static SPARE: Mutex<Vec<u16>> = Mutex::new(Vec::new());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Anchors that exist. While there are none, nothing that is sent can be a placeholder.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
-/// Anchors that lost their receiving socket before anybody began to send them: (VPI, second when).
-static ORPHANS: Mutex<VecDeque<(Vpi, u64)>> = Mutex::new(VecDeque::new());
-static ORPHAN_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Anchors that nothing is added to any more and that still hold something: (VPI, second when that began).
+static DETACHED: Mutex<VecDeque<(Vpi, u64)>> = Mutex::new(VecDeque::new());
+static DETACHED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// When (second) something of a message was last sent; messages whose numbers fall together keep each other alive.
+static ACTIVE: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+static MESSAGES: AtomicU32 = AtomicU32::new(0);
 
 /// Until when (second) placeholders may turn up behind which there is nothing any more.
 static SUSPECT_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -56,10 +59,6 @@ fn is_suspicious() -> bool {
     false
 }
 
-/// Whether the anchor is open and has, or may get, bytes that have not left.
-pub(crate) fn has_more(vpi: Vpi) -> bool {
-    lookup(vpi).is_some_and(|anchor| anchor.has_more())
-}
 
 /// One stretch of application memory that holds a placeholder.
 #[derive(Clone, Copy, Debug)]
@@ -100,12 +99,10 @@ pub(crate) struct Anchor {
     segments: VecDeque<Segment>,
     /// The receiving socket still adds to it.
     attached: bool,
-    /// Somebody has begun to send it.
-    touched: bool,
-    /// It leaves by an exit of which nobody says when it is over.
-    loose: bool,
-    /// How many sending sockets are in the middle of it.
-    links: u32,
+    /// The connection that it was being sent on was closed in the middle.
+    abandoned: bool,
+    /// The message that it is a part of.
+    pub(crate) message: u32,
 }
 
 /// Why bytes could not be had.
@@ -119,8 +116,13 @@ pub(crate) enum Refusal {
     Gone,
 }
 
+/// A number for a message; its anchors share it.
+pub(crate) fn new_message() -> u32 {
+    MESSAGES.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Opens an anchor with an empty pipe; none when there is no pipe or no slot.
-pub(crate) fn open(engine: &Engine, role: Role, route: u8) -> Option<Vpi> {
+pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Option<Vpi> {
     reap(engine, false);
     let pipe = engine.pipes.take(engine.stats).or_else(|| {
         reap(engine, true);
@@ -133,7 +135,7 @@ pub(crate) fn open(engine: &Engine, role: Role, route: u8) -> Option<Vpi> {
     let secret = engine.secret();
     let mut anchor = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     anchor.vpi.generation = anchor.vpi.generation.wrapping_add(1);
-    *anchor = Anchor { secret, role, route, pipe: Some(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
+    *anchor = Anchor { secret, role, route, message, pipe: Some(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
     OPEN.fetch_add(1, Ordering::AcqRel);
     engine.stats.up(Gauge::AnchorsOpen, 1);
     Some(anchor.vpi)
@@ -151,55 +153,65 @@ pub(crate) fn lookup(vpi: Vpi) -> Option<MutexGuard<'static, Anchor>> {
 pub(crate) fn detach(engine: &Engine, vpi: Vpi) {
     let Some(mut anchor) = lookup(vpi) else { return };
     anchor.attached = false;
-    let orphan = !anchor.is_empty() && (!anchor.touched || anchor.loose);
     anchor.close_if_done(engine);
+    let waits = anchor.pipe.is_some();
     drop(anchor);
-    if orphan && let Ok(mut orphans) = ORPHANS.lock() {
-        orphans.push_back((vpi, sys::seconds()));
-        ORPHAN_COUNT.store(orphans.len(), Ordering::Relaxed);
+    if waits && let Ok(mut detached) = DETACHED.lock() {
+        detached.push_back((vpi, sys::seconds()));
+        DETACHED_COUNT.store(detached.len(), Ordering::Relaxed);
     }
 }
 
-/// A sending socket is done with it: it moved on, or it was closed in the middle.
-pub(crate) fn unlink(engine: &Engine, vpi: Vpi) {
-    if let Some(mut anchor) = lookup(vpi) {
-        anchor.links = anchor.links.saturating_sub(1);
-        anchor.close_if_done(engine);
+/// The connection on which a message was being sent was closed: nobody will send the rest, if there is one.
+pub(crate) fn abandon(engine: &Engine, message: u32) {
+    if OPEN.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    for slot in slots() {
+        let Ok(mut anchor) = slot.lock() else { continue };
+        if anchor.pipe.is_some() && anchor.message == message {
+            anchor.abandoned = true;
+            anchor.close_if_done(engine);
+        }
     }
 }
 
-/// Closes anchors that were received but that nobody began to send within the grace period: their connection is gone.
-/// Under `pressure` (no pipe is left) the short period counts.
+/// Closes anchors of messages of which nothing was sent for the grace period: their connection is gone. Under `pressure`
+/// (no pipe is left) the short period counts.
 pub(crate) fn reap(engine: &Engine, pressure: bool) {
-    if ORPHAN_COUNT.load(Ordering::Relaxed) == 0 {
+    if DETACHED_COUNT.load(Ordering::Relaxed) == 0 {
         return;
     }
     let grace = if pressure { engine.config.grace_under_pressure_s } else { engine.config.grace_s };
     let now = sys::seconds();
-    let Ok(mut orphans) = ORPHANS.lock() else { return };
-    while let Some((vpi, since)) = orphans.front().copied() {
-        let done = match lookup(vpi) {
-            None => true,
-            Some(anchor) if anchor.touched && !anchor.loose => true,
-            Some(mut anchor) if since + grace < now => {
-                anchor.close(engine);
-                true
+    let Ok(mut detached) = DETACHED.lock() else { return };
+    // The oldest come first; the others are looked at when they have waited as long.
+    while let Some((vpi, since)) = detached.front().copied() {
+        if let Some(mut anchor) = lookup(vpi) {
+            let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed).max(since);
+            if active + grace >= now {
+                if since + grace < now {
+                    detached.rotate_left(1);
+                }
+                break;
             }
-            Some(_) => false,
-        };
-        if !done {
-            break;
+            anchor.close(engine);
         }
-        orphans.pop_front();
+        detached.pop_front();
     }
-    ORPHAN_COUNT.store(orphans.len(), Ordering::Relaxed);
+    DETACHED_COUNT.store(detached.len(), Ordering::Relaxed);
+}
+
+/// Every slot that was ever used.
+fn slots() -> impl Iterator<Item = &'static Mutex<Anchor>> {
+    let used = ANCHORS.iter().take(NEXT.load(Ordering::Relaxed) as usize);
+    // SAFETY: slots are leaked boxes that are never freed.
+    used.filter_map(|slot| unsafe { slot.load(Ordering::Relaxed).as_ref() })
 }
 
 /// For the child of a fork: closes the inherited pipes; the payload is the parent's.
 pub(crate) fn abandon_all() {
-    for slot in ANCHORS.iter().take(NEXT.load(Ordering::Relaxed) as usize) {
-        // SAFETY: slots are leaked boxes that are never freed.
-        let Some(slot) = (unsafe { slot.load(Ordering::Relaxed).as_ref() }) else { continue };
+    for slot in slots() {
         // A lock that another thread of the parent held at the fork is never released here: leave that slot behind.
         let Ok(mut anchor) = slot.try_lock() else { continue };
         if let Some(pipe) = anchor.pipe.take() {
@@ -241,21 +253,9 @@ impl Anchor {
             spilled: Vec::new(),
             segments: VecDeque::new(),
             attached: false,
-            touched: false,
-            loose: false,
-            links: 0,
+            abandoned: false,
+            message: 0,
         }
-    }
-
-    /// Nobody will say when the rest is not wanted any more.
-    pub(crate) fn loosen(&mut self) {
-        self.touched = true;
-        self.loose = true;
-    }
-
-    /// Whether there are, or may be, bytes that have not left.
-    pub(crate) fn has_more(&self) -> bool {
-        self.attached || !self.is_empty()
     }
 
     /// Bytes that lie here.
@@ -312,12 +312,6 @@ impl Anchor {
         self.segments.iter().find(holds).copied()
     }
 
-    /// Somebody begins to send.
-    pub(crate) fn link(&mut self) {
-        self.links += 1;
-        self.touched = true;
-    }
-
     /// Moves up to `len` bytes from `offset` on to a socket, without waiting and without copying where they still lie in the pipe.
     pub(crate) fn forward(
         &mut self,
@@ -362,6 +356,7 @@ impl Anchor {
         len: usize,
         why: Reason,
     ) -> Result<(), Refusal> {
+        let (role, route) = (self.role, self.route);
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -386,8 +381,8 @@ impl Anchor {
             self.taken(engine, at, copied);
             done += copied;
         }
-        engine.stats.materialised(self.role, why, len as u64);
-        engine.routes.materialised(self.route, len);
+        engine.stats.materialised(role, why, len as u64);
+        engine.routes.materialised(route, len);
         Ok(())
     }
 
@@ -436,11 +431,13 @@ impl Anchor {
             |from: u64, len: u64| segments.iter().any(|s| s.next() < from + len && from < s.start + u64::from(s.len));
         self.spilled.retain(|spill| wanted(spill.offset, spill.bytes.len() as u64));
         engine.stats.down(Gauge::BytesHeld, bytes as u64);
+        ACTIVE[self.message as usize % ACTIVE.len()].store(sys::seconds(), Ordering::Relaxed);
+        self.close_if_done(engine);
     }
 
     /// Closes it when nobody will add to it and nobody can ask for what is left.
     pub(crate) fn close_if_done(&mut self, engine: &Engine) {
-        if !self.attached && (self.is_empty() || (self.touched && self.links == 0 && !self.loose)) {
+        if !self.attached && (self.is_empty() || self.abandoned) {
             self.close(engine);
         }
     }

@@ -125,7 +125,9 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(),
         (anchor, _) => {
             // What the link waited for was put back into the application's buffer in the meantime.
             drop(anchor);
-            socket.unlink(engine);
+            if let Some(link) = &mut socket.link {
+                link.left = 0;
+            }
             Ok(())
         }
     }
@@ -143,7 +145,7 @@ fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(
             return send_plain(engine, socket, call, plain - gap, true);
         }
         let (anchor, segment, _) = genuine(&mark)?;
-        start(engine, socket, anchor, segment);
+        start(socket, anchor, segment);
         return Ok(());
     }
     if plain > 0 {
@@ -192,7 +194,7 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
         if offset > segment.next() {
             return Err(Stop::Doubt("a placeholder whose beginning is missing"));
         }
-        start(engine, socket, anchor, segment);
+        start(socket, anchor, segment);
         return Ok(());
     }
     if known < MAGIC && !(open && engine.stats.level(Gauge::BytesHeld) > 0) {
@@ -213,20 +215,13 @@ fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), S
 }
 
 /// The next byte is the first of `segment` that has not left yet.
-fn start(engine: &Engine, socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: Segment) {
-    let (offset, left) = (segment.next(), segment.left());
-    if let Some(link) = &mut socket.link
-        && link.vpi == anchor.vpi
-    {
-        (link.offset, link.left) = (offset, left);
-        return;
-    }
-    anchor.link();
-    let vpi = anchor.vpi;
-    drop(anchor);
-    socket.unlink(engine);
-    let by_copy = !sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored();
-    socket.link = Some(Link { vpi, offset, left, by_copy });
+fn start(socket: &mut Socket, anchor: MutexGuard<'static, Anchor>, segment: Segment) {
+    let by_copy = match socket.link {
+        Some(link) if link.vpi == anchor.vpi => link.by_copy,
+        _ => !sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(),
+    };
+    let (vpi, message) = (anchor.vpi, anchor.message);
+    socket.link = Some(Link { vpi, message, offset: segment.next(), left: segment.left(), by_copy });
 }
 
 /// Sends `len` bytes as they are.
@@ -285,7 +280,7 @@ fn follow(
             drop(anchor);
             socket.skipped_tx(engine, n);
             call.done += n;
-            advance(engine, socket, n);
+            advance(socket, n);
             Ok(())
         }
         Err(Refusal::Kernel(error)) => Err(error.into()),
@@ -294,21 +289,17 @@ fn follow(
     }
 }
 
-/// Moves the link on by `n` bytes; ends it with its anchor, or carries it over into a segment too short for a mark.
-fn advance(engine: &Engine, socket: &mut Socket, n: usize) {
+/// Moves the link on by `n` bytes; carries it over into a segment that is too short for a mark. At the end of a segment it
+/// stays, so that it is known what was being sent when the connection is closed.
+fn advance(socket: &mut Socket, n: usize) {
     let Some(link) = &mut socket.link else { return };
     link.offset += n as u64;
     link.left -= n as u32;
-    if link.left > 0 {
-        return;
-    }
-    let next = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset));
-    match next {
-        Some(segment) if (segment.len as usize) < MARK => link.left = segment.left(),
-        // The next segment has a mark of its own; the link stays, so that the anchor knows that somebody sends it.
-        Some(_) => {}
-        None if anchor::has_more(link.vpi) => {}
-        None => socket.unlink(engine),
+    if link.left == 0
+        && let Some(next) = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset))
+        && (next.len as usize) < MARK
+    {
+        link.left = next.left();
     }
 }
 
@@ -353,7 +344,7 @@ fn put_back(
         offset += bytes as u64;
     }
     drop(anchor);
-    advance(engine, socket, piece);
+    advance(socket, piece);
     let link_after = socket.link.take();
     let sent = send_plain(engine, socket, call, piece, false);
     socket.link = link_after;

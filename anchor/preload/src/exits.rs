@@ -20,6 +20,7 @@ pub(crate) struct Doubt;
 struct Middle {
     exit: usize,
     vpi: Vpi,
+    message: u32,
     /// Where the next bytes are expected to go on.
     offset: u64,
 }
@@ -40,15 +41,16 @@ pub(crate) fn materialise(engine: &Engine, exit: Option<usize>, iov: &[iovec], w
     Ok(())
 }
 
-/// Nothing more goes to this descriptor.
-pub(crate) fn closed(fd: i32) {
+/// Nothing more goes to this descriptor. For a connection (TLS) that means that nobody will send the rest.
+pub(crate) fn closed(fd: i32, is_connection: bool) {
     if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
         return;
     }
     if let (Ok(exit), Some(engine)) = (usize::try_from(fd), crate::engine::running())
         && let Some(middle) = take_middle(exit)
+        && is_connection
     {
-        anchor::unlink(engine, middle.vpi);
+        anchor::abandon(engine, middle.message);
     }
 }
 
@@ -65,7 +67,7 @@ fn go_on(engine: &Engine, exit: Option<usize>, address: *mut u8, len: usize, why
         return Ok(0);
     }
     put_back(engine, &mut anchor, offset, address, piece, why)?;
-    settle(engine, exit, anchor, offset + piece as u64);
+    settle(exit, anchor, offset + piece as u64);
     Ok(piece)
 }
 
@@ -90,33 +92,18 @@ fn next(
         return Err(Doubt);
     }
     put_back(engine, &mut anchor, segment.next(), start, piece, why)?;
-    settle(engine, exit, anchor, segment.next() + piece as u64);
+    settle(exit, anchor, segment.next() + piece as u64);
     Ok(begin + piece)
 }
 
-/// Remembers where the next bytes for `exit` are expected to go on, and lets the anchor go when nothing is left of it.
-fn settle(engine: &Engine, exit: Option<usize>, mut anchor: MutexGuard<'static, Anchor>, offset: u64) {
-    let Some(exit) = exit else {
-        anchor.loosen();
-        return anchor.close_if_done(engine);
-    };
-    let vpi = anchor.vpi;
-    let before = take_middle(exit);
-    if before.as_ref().is_none_or(|before| before.vpi != vpi) {
-        anchor.link();
-    }
-    let more = anchor.has_more();
+/// Remembers where the next bytes for `exit` are expected to go on.
+fn settle(exit: Option<usize>, anchor: MutexGuard<'static, Anchor>, offset: u64) {
+    let Some(exit) = exit else { return };
+    let (vpi, message) = (anchor.vpi, anchor.message);
     drop(anchor);
-    if let Some(before) = before
-        && before.vpi != vpi
-    {
-        anchor::unlink(engine, before.vpi);
-    }
-    if !more {
-        return anchor::unlink(engine, vpi);
-    }
+    take_middle(exit);
     if let Ok(mut middles) = MIDDLES.lock() {
-        middles.push(Middle { exit, vpi, offset });
+        middles.push(Middle { exit, vpi, message, offset });
         MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
     }
 }

@@ -138,7 +138,7 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if engine.routes.copies(socket.route) {
         return Err(Reason::RouteLearnt);
     }
-    socket.anchor = Some(anchor::open(engine, socket.role, socket.route).ok_or(Reason::NoPipe)?);
+    socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
     // A tunnel may carry keystrokes.
     socket.trickles = left == UNTIL_CLOSE;
     Ok(())

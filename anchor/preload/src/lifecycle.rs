@@ -63,7 +63,7 @@ fn begin(engine: &Engine, fd: c_int, role: Role, route: u8, copies: Option<Reaso
 pub(crate) fn closing(fd: c_int) -> bool {
     let cell = match table::entry(fd) {
         Entry::Nothing => {
-            exits::closed(fd);
+            exits::closed(fd, false);
             return true;
         }
         Entry::Fresh => {
@@ -77,7 +77,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
     if !is_this_process() {
         return true;
     }
-    exits::closed(fd);
+    exits::closed(fd, true);
     table::release(fd);
     let last = cell.with(fd, |socket| {
         if socket.aliases > 0 {
@@ -91,8 +91,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
         egress::flush(&mut socket);
-        // The sending side first: an anchor that nobody sends any more is closed when its receiver lets go.
-        socket.unlink(engine);
+        socket.abandon(engine);
         socket.detach(engine);
         table::recycle(cell);
     }

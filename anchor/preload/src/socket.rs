@@ -17,6 +17,8 @@ pub(crate) struct Cell(Mutex<Option<Socket>>);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) vpi: Vpi,
+    /// The message that the anchor is a part of.
+    pub(crate) message: u32,
     /// Offset of the next byte in the anchor.
     pub(crate) offset: u64,
     /// Bytes of the segment from there on.
@@ -45,6 +47,8 @@ pub(crate) struct Socket {
     state: State,
     pub(crate) rx: Cursor,
     pub(crate) tx: Cursor,
+    /// The number of the message that is being received.
+    pub(crate) message: u32,
     /// Where payload of the present span goes.
     pub(crate) anchor: Option<Vpi>,
     pub(crate) link: Option<Link>,
@@ -103,6 +107,7 @@ impl Socket {
             state: State::new(),
             rx: Cursor::new(),
             tx: Cursor::new(),
+            message: anchor::new_message(),
             anchor: None,
             link: None,
             owed: None,
@@ -189,7 +194,16 @@ impl Socket {
             self.expects_head = false;
             Block::add(if self.span_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
             self.detach(engine);
+            if !self.rx_is_inside(engine) {
+                self.message = anchor::new_message();
+            }
         }
+    }
+
+    fn rx_is_inside(&mut self, engine: &Engine) -> bool {
+        let role = self.program_role();
+        self.rx.settle(&engine.program, &mut self.state, Direction::Rx, role);
+        self.rx.is_inside()
     }
 
     /// The span is over, or the connection is: what is anchored lives on by itself.
@@ -274,10 +288,10 @@ impl Socket {
         (have, tx.is_inside() || tx.place() == Place::Passed)
     }
 
-    /// The link is over: all of the segment was sent, or the rest never will be.
-    pub(crate) fn unlink(&mut self, engine: &Engine) {
+    /// The connection is being closed: what was being sent on it, and was not sent, never will be.
+    pub(crate) fn abandon(&mut self, engine: &Engine) {
         if let Some(link) = self.link.take() {
-            anchor::unlink(engine, link.vpi);
+            anchor::abandon(engine, link.message);
         }
     }
 }
