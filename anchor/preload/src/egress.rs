@@ -24,6 +24,8 @@ struct Call<'a> {
     flags: c_int,
     size: usize,
     done: usize,
+    /// Nothing is sent: placeholders are put back, and somebody else sends the bytes (a TLS library).
+    only_put_back: bool,
 }
 
 /// Why a step went no further.
@@ -77,7 +79,7 @@ fn send_after(engine: &Engine, socket: &mut Socket, mut owed: Vec<u8>, iov: &[io
 }
 
 fn send_all(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
-    let mut call = Call { iov, flags, size: iov::total(iov), done: 0 };
+    let mut call = Call { iov, flags, size: iov::total(iov), done: 0, only_put_back: false };
     if call.size == 0 {
         return sys::send(socket.fd, iov, flags);
     }
@@ -97,6 +99,30 @@ fn send_all(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -
         }
     }
     Ok(call.done)
+}
+
+/// Puts the payload back into `iov`, from byte `from` on, for somebody who sends it by other means. Returns how many bytes
+/// may be sent; the rest may be the beginning of a mark. The socket stands where it stood before.
+pub(crate) fn put_back_all(
+    engine: &Engine,
+    socket: &mut Socket,
+    iov: &[iovec],
+    from: usize,
+) -> Result<usize, &'static str> {
+    let before = socket.tx_position();
+    socket.sent(engine, iov, 0, from);
+    let mut call = Call { iov, flags: 0, size: iov::total(iov), done: from, only_put_back: true };
+    let mut result = Ok(());
+    while call.done < call.size && result.is_ok() {
+        result = step(engine, socket, &mut call);
+    }
+    socket.set_tx_position(before);
+    let held = socket.owed.take().map_or(0, |owed| owed.len());
+    match result {
+        Ok(()) => Ok(call.size - held),
+        Err(Stop::Doubt(why)) => Err(why),
+        Err(Stop::Kernel(_)) => Err("the pipe cannot be read"),
+    }
 }
 
 /// Sends what is held back although the application believes it sent; before the sending side is closed.
@@ -226,6 +252,11 @@ fn start(socket: &mut Socket, anchor: MutexGuard<'static, Anchor>, segment: Segm
 
 /// Sends `len` bytes as they are.
 fn send_plain(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: usize, more: bool) -> Result<(), Stop> {
+    if call.only_put_back {
+        socket.sent(engine, call.iov, call.done, len);
+        call.done += len;
+        return Ok(());
+    }
     let part = iov::Part::new(call.iov, call.size, call.done, len);
     let flags = call.flags | if more || part.bytes() < len { libc::MSG_MORE } else { 0 };
     let n = sys::send(socket.fd, part.slices(), flags)?;
@@ -270,7 +301,7 @@ fn follow(
     };
     let piece = (link.left as usize).min(rest).min(due);
     verify(engine, &anchor, segment, link.offset, call, piece)?;
-    if link.by_copy {
+    if link.by_copy || call.only_put_back {
         return put_back(engine, socket, call, link, anchor, piece);
     }
     let more = piece < rest;
@@ -337,9 +368,10 @@ fn put_back(
 ) -> Result<(), Stop> {
     let mut offset = link.offset;
     for (address, bytes) in iov::pieces(call.iov, call.done, piece) {
+        let why = if call.only_put_back { Reason::ExitTls } else { Reason::ExitUnspliceable };
         // SAFETY: the bytes of a placeholder are the application's receive buffer, writable, of which nobody knows what
         // it holds but us.
-        let done = unsafe { anchor.materialise(engine, offset, address, bytes, Reason::ExitUnspliceable) };
+        let done = unsafe { anchor.materialise(engine, offset, address, bytes, why) };
         done.map_err(|_| Stop::Doubt("payload could not be put back"))?;
         offset += bytes as u64;
     }

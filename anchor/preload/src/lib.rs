@@ -7,7 +7,7 @@
 //! 3. [`ingress`]: the head is copied to the proxy; the protocol program says that payload follows.
 //! 4. [`anchor`], [`pipe`], [`mark`]: the payload moves into a pipe, a placeholder into the proxy's buffer.
 //! 5. [`egress`]: the proxy sends its own head and the placeholder; the payload moves from the pipe to the client.
-//! 6. [`exits`]: where it goes to a file, a TLS library or a compressor instead, the payload is put back.
+//! 6. [`tls`], [`exits`]: where it goes to a TLS library, a file or a compressor instead, the payload is put back.
 //!
 //! Around it: [`config`] (the environment), [`engine`] (what a process has once), [`routes`] (what was learnt of a peer),
 //! [`lifecycle`] (how connections begin and end), [`sys`] and [`iov`] (system calls, lists of buffers).
@@ -27,6 +27,7 @@ mod routes;
 mod socket;
 mod sys;
 mod table;
+mod tls;
 
 /// Runs when the library is loaded, before the program's own code.
 #[used]

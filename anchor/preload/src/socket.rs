@@ -52,6 +52,8 @@ pub(crate) struct Socket {
     /// Where payload of the present span goes.
     pub(crate) anchor: Option<Vpi>,
     pub(crate) link: Option<Link>,
+    /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
+    pub(crate) tls: Option<Box<crate::tls::Tls>>,
     /// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
     pub(crate) owed: Option<Box<Vec<u8>>>,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
@@ -110,6 +112,7 @@ impl Socket {
             message: anchor::new_message(),
             anchor: None,
             link: None,
+            tls: None,
             owed: None,
             rx_error: 0,
             tx_error: 0,
@@ -152,7 +155,13 @@ impl Socket {
                 match kind {
                     SpanKind::Metadata => {}
                     SpanKind::Opaque => self.payload(engine, n, Some(why)),
-                    SpanKind::Passed => return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64),
+                    SpanKind::Passed => {
+                        // HTTP/2 cuts payload where the engine does not see it.
+                        if self.role == Role::Accepted && rest.starts_with(b"PRI * HTTP/2.0\r\n") {
+                            crate::engine::never();
+                        }
+                        return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64);
+                    }
                 }
                 rest = &rest[n.min(rest.len())..];
             }
@@ -241,6 +250,16 @@ impl Socket {
         }
     }
 
+    /// Where the sending side stands; see [`Socket::set_tx_position`].
+    pub(crate) fn tx_position(&self) -> (Cursor, State) {
+        (self.tx.clone(), self.state.clone())
+    }
+
+    /// Goes back to where the sending side stood.
+    pub(crate) fn set_tx_position(&mut self, (tx, state): (Cursor, State)) {
+        (self.tx, self.state) = (tx, state);
+    }
+
     /// How many of the bytes from `from` on are metadata, without moving on.
     pub(crate) fn metadata_ahead(&self, engine: &Engine, iov: &[iovec], from: usize, len: usize) -> usize {
         let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
@@ -290,6 +309,9 @@ impl Socket {
 
     /// The connection is being closed: what was being sent on it, and was not sent, never will be.
     pub(crate) fn abandon(&mut self, engine: &Engine) {
+        if let Some(mut tls) = self.tls.take() {
+            tls.inside.abandon(engine);
+        }
         if let Some(link) = self.link.take() {
             anchor::abandon(engine, link.message);
         }

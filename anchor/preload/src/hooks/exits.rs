@@ -2,11 +2,13 @@
 
 use core::ffi::c_void;
 
-use libc::{c_int, iovec, size_t, ssize_t};
+use libc::{c_int, c_long, iovec, size_t, ssize_t};
 use underdeck_stats::Reason;
 
 use super::{next, quietly};
-use crate::{anchor, engine, exits};
+use crate::socket::Cell;
+use crate::tls::{self, Prepared};
+use crate::{anchor, engine, exits, table};
 
 /// An opaque `SSL *`.
 type Ssl = c_void;
@@ -18,48 +20,82 @@ pub struct ZStream {
     avail_in: libc::c_uint,
 }
 
-/// False: a placeholder cannot be resolved, the bytes must not leave.
-fn put_back(exit: Option<usize>, buffer: *const c_void, size: usize, why: Reason) -> bool {
-    if !anchor::any_open() || buffer.is_null() {
-        return true;
+/// The descriptor below; none where the application has a transport of its own (HAProxy).
+fn descriptor(ssl: *mut Ssl) -> Option<c_int> {
+    let fd = next!(SSL_get_wfd(ssl => *mut Ssl) -> c_int, -1);
+    (fd >= 0).then_some(fd)
+}
+
+/// The connection below, while the engine runs.
+fn connection(ssl: *mut Ssl) -> Option<(c_int, &'static Cell)> {
+    engine::running()?;
+    let fd = descriptor(ssl)?;
+    Some((fd, table::socket(fd)?))
+}
+
+/// Writes `size` bytes by way of `write`, which is the library's own function: (address, size) -> bytes, or not more than
+/// zero for an error, which `SSL_get_error` explains.
+fn write_by(ssl: *mut Ssl, buffer: *const c_void, size: usize, write: impl Fn(*const c_void, usize) -> isize) -> isize {
+    let Some((fd, cell)) = connection(ssl) else { return write(buffer, size) };
+    if size == 0 || buffer.is_null() {
+        return write(buffer, size);
     }
-    let Some(engine) = engine::running() else { return true };
-    let iov = [iovec { iov_base: buffer.cast_mut(), iov_len: size }];
-    quietly(false, || exits::materialise(engine, exit, &iov, why).is_ok()) || {
-        engine.stats.reset();
-        false
+    let prepared = quietly(None, || cell.with(fd, |socket| tls::prepare(engine::running()?, socket, buffer, size)).flatten());
+    let result = match prepared {
+        None => return -1,
+        Some(Prepared::AsItIs(0)) => 0,
+        Some(Prepared::AsItIs(size)) => write(buffer, size),
+        Some(Prepared::Joined(bytes)) => {
+            accept_moving_buffer(ssl);
+            write(bytes.as_ptr().cast(), bytes.len())
+        }
+        Some(Prepared::Nothing) => return size.cast_signed(),
+    };
+    quietly(result, || {
+        cell.with(fd, |socket| tls::wrote(engine::running()?, socket, buffer, size, result)).flatten().unwrap_or(result)
+    })
+}
+
+/// A write that is tried again may come with its bytes at another address.
+fn accept_moving_buffer(ssl: *mut Ssl) {
+    const SSL_CTRL_MODE: c_int = 33;
+    const SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER: c_long = 2;
+    let null = core::ptr::null_mut::<c_void>();
+    next!(SSL_ctrl(ssl => *mut Ssl, SSL_CTRL_MODE => c_int, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER => c_long, null => *mut c_void) -> c_long, 0);
+}
+
+/// What was read is followed, so that the answer can be framed.
+fn read_through(ssl: *mut Ssl, buffer: *const c_void, size: usize) {
+    if size > 0
+        && let Some((fd, cell)) = connection(ssl)
+    {
+        quietly(None, || cell.with(fd, |socket| Some(tls::read(engine::running()?, socket, buffer, size))).flatten());
     }
 }
 
-/// The descriptor below, which names the exit; none where the application has a transport of its own (HAProxy).
-fn descriptor(ssl: *mut Ssl) -> Option<usize> {
-    let fd = next!(SSL_get_wfd(ssl => *mut Ssl) -> c_int, -1);
-    usize::try_from(fd).ok()
+fn write_plain(ssl: *mut Ssl, buffer: *const c_void, size: usize) -> isize {
+    let size = c_int::try_from(size).unwrap_or(c_int::MAX);
+    next!(SSL_write(ssl => *mut Ssl, buffer => *const c_void, size => c_int) -> c_int, -1) as isize
 }
 
 /// # Safety
 /// As SSL_write(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn SSL_write(ssl: *mut Ssl, buffer: *const c_void, size: c_int) -> c_int {
-    if !put_back(exit_of(ssl), buffer, usize::try_from(size).unwrap_or(0), Reason::ExitTls) {
-        return -1;
-    }
-    next!(SSL_write(ssl => *mut Ssl, buffer => *const c_void, size => c_int) -> c_int, -1)
+    write_by(ssl, buffer, usize::try_from(size).unwrap_or(0), |buffer, size| write_plain(ssl, buffer, size)) as c_int
 }
 
 /// # Safety
 /// As SSL_write_ex(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn SSL_write_ex(
-    ssl: *mut Ssl,
-    buffer: *const c_void,
-    size: size_t,
-    written: *mut size_t,
-) -> c_int {
-    if !put_back(exit_of(ssl), buffer, size, Reason::ExitTls) {
-        return 0;
-    }
-    next!(SSL_write_ex(ssl => *mut Ssl, buffer => *const c_void, size => size_t, written => *mut size_t) -> c_int, 0)
+pub unsafe extern "C" fn SSL_write_ex(ssl: *mut Ssl, buffer: *const c_void, size: size_t, written: *mut size_t) -> c_int {
+    let n = write_by(ssl, buffer, size, |buffer, size| {
+        let mut n = 0usize;
+        let at = &raw mut n;
+        let ok = next!(SSL_write_ex(ssl => *mut Ssl, buffer => *const c_void, size => size_t, at => *mut size_t) -> c_int, 0);
+        if ok == 1 { n.cast_signed() } else { 0 }
+    });
+    told(n, written)
 }
 
 /// # Safety
@@ -71,10 +107,70 @@ pub unsafe extern "C" fn SSL_write_early_data(
     size: size_t,
     written: *mut size_t,
 ) -> c_int {
-    if !put_back(exit_of(ssl), buffer, size, Reason::ExitTls) {
-        return 0;
+    let n = write_by(ssl, buffer, size, |buffer, size| {
+        let mut n = 0usize;
+        let at = &raw mut n;
+        let ok = next!(SSL_write_early_data(ssl => *mut Ssl, buffer => *const c_void, size => size_t, at => *mut size_t) -> c_int, 0);
+        if ok == 1 { n.cast_signed() } else { 0 }
+    });
+    told(n, written)
+}
+
+/// The answer of the functions that tell the number of bytes apart from success.
+fn told(n: isize, written: *mut size_t) -> c_int {
+    // SAFETY: where the caller wants the number.
+    if let (Ok(n @ 1..), Some(written)) = (usize::try_from(n), unsafe { written.as_mut() }) {
+        *written = n;
+        return 1;
     }
-    next!(SSL_write_early_data(ssl => *mut Ssl, buffer => *const c_void, size => size_t, written => *mut size_t) -> c_int, 0)
+    0
+}
+
+/// # Safety
+/// As SSL_read(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn SSL_read(ssl: *mut Ssl, buffer: *mut c_void, size: c_int) -> c_int {
+    let n = next!(SSL_read(ssl => *mut Ssl, buffer => *mut c_void, size => c_int) -> c_int, -1);
+    read_through(ssl, buffer, usize::try_from(n).unwrap_or(0));
+    n
+}
+
+/// # Safety
+/// As SSL_read_ex(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn SSL_read_ex(ssl: *mut Ssl, buffer: *mut c_void, size: size_t, read: *mut size_t) -> c_int {
+    let ok = next!(SSL_read_ex(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
+    // SAFETY: where the library has just put the number.
+    if let (1, Some(n)) = (ok, unsafe { read.as_ref() }) {
+        read_through(ssl, buffer, *n);
+    }
+    ok
+}
+
+/// # Safety
+/// As SSL_read_early_data(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn SSL_read_early_data(ssl: *mut Ssl, buffer: *mut c_void, size: size_t, read: *mut size_t) -> c_int {
+    let result = next!(SSL_read_early_data(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
+    // SSL_READ_EARLY_DATA_SUCCESS
+    // SAFETY: where the library has just put the number.
+    if let (1, Some(n)) = (result, unsafe { read.as_ref() }) {
+        read_through(ssl, buffer, *n);
+    }
+    result
+}
+
+/// # Safety
+/// As SSL_shutdown(3): nothing may be held back any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn SSL_shutdown(ssl: *mut Ssl) -> c_int {
+    if let Some((fd, cell)) = connection(ssl)
+        && let Some(owed) = quietly(None, || cell.with(fd, tls::take_owed).flatten())
+    {
+        accept_moving_buffer(ssl);
+        write_plain(ssl, owed.as_ptr().cast(), owed.len());
+    }
+    next!(SSL_shutdown(ssl => *mut Ssl) -> c_int, -1)
 }
 
 /// # Safety
@@ -101,11 +197,6 @@ pub unsafe extern "C" fn SSL_sendfile(
     next!(SSL_sendfile(ssl => *mut Ssl, fd => c_int, offset => libc::off_t, size => size_t, flags => c_int) -> ssize_t, -1)
 }
 
-/// The name of the exit; needed only while there are placeholders.
-fn exit_of(ssl: *mut Ssl) -> Option<usize> {
-    if anchor::any_open() { descriptor(ssl) } else { None }
-}
-
 /// # Safety
 /// As deflate of zlib.h.
 #[unsafe(no_mangle)]
@@ -113,9 +204,22 @@ pub unsafe extern "C" fn deflate(stream: *mut ZStream, flush: c_int) -> c_int {
     const Z_STREAM_ERROR: c_int = -2;
     // SAFETY: the caller's promise.
     if let Some(input) = unsafe { stream.as_ref() }
-        && !put_back(None, input.next_in.cast(), input.avail_in as usize, Reason::ExitDeflate)
+        && !put_back(input.next_in.cast(), input.avail_in as usize)
     {
         return Z_STREAM_ERROR;
     }
     next!(deflate(stream => *mut ZStream, flush => c_int) -> c_int, Z_STREAM_ERROR)
+}
+
+/// False: a placeholder cannot be resolved, the bytes must not be looked at.
+fn put_back(buffer: *const c_void, size: usize) -> bool {
+    if !anchor::any_open() || buffer.is_null() {
+        return true;
+    }
+    let Some(engine) = engine::running() else { return true };
+    let iov = [iovec { iov_base: buffer.cast_mut(), iov_len: size }];
+    quietly(false, || exits::materialise(engine, None, &iov, Reason::ExitDeflate).is_ok()) || {
+        engine.stats.reset();
+        false
+    }
 }
