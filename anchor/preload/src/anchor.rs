@@ -19,7 +19,7 @@ use underdeck_stats::{Block, Gauge, Reason, Role};
 
 use crate::engine::Engine;
 use crate::mark::{Mark, STRIDE, Secret, Vpi};
-use crate::pipe::{Pipe, Pool};
+use crate::pipe::Chain;
 use crate::sys;
 
 const SLOTS: usize = 1 << 16;
@@ -59,7 +59,6 @@ fn is_suspicious() -> bool {
     false
 }
 
-
 /// One stretch of application memory that holds a placeholder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
@@ -92,13 +91,15 @@ pub(crate) struct Anchor {
     pub(crate) secret: Secret,
     pub(crate) role: Role,
     pub(crate) route: u8,
-    pipe: Option<Pipe>,
+    pipes: Chain,
     tail: u64,
     pipe_head: u64,
     spilled: Vec<Spill>,
     segments: VecDeque<Segment>,
     /// The receiving socket still adds to it.
     attached: bool,
+    /// A connection has begun to send it: its end will be told.
+    touched: bool,
     /// The connection that it was being sent on was closed in the middle.
     abandoned: bool,
     /// The message that it is a part of.
@@ -123,11 +124,8 @@ pub(crate) fn new_message() -> u32 {
 
 /// Opens an anchor with an empty pipe; none when there is no pipe or no slot.
 pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Option<Vpi> {
-    reap(engine, false);
-    let pipe = engine.pipes.take(engine.stats).or_else(|| {
-        reap(engine, true);
-        engine.pipes.take(engine.stats)
-    })?;
+    reap(engine);
+    let pipe = engine.pipes.take(engine.stats)?;
     let Some(slot) = free_slot() else {
         engine.pipes.give_back(pipe, engine.stats);
         return None;
@@ -135,7 +133,8 @@ pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Opti
     let secret = engine.secret();
     let mut anchor = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     anchor.vpi.generation = anchor.vpi.generation.wrapping_add(1);
-    *anchor = Anchor { secret, role, route, message, pipe: Some(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
+    *anchor =
+        Anchor { secret, role, route, message, pipes: Chain::new(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
     OPEN.fetch_add(1, Ordering::AcqRel);
     engine.stats.up(Gauge::AnchorsOpen, 1);
     Some(anchor.vpi)
@@ -146,7 +145,7 @@ pub(crate) fn lookup(vpi: Vpi) -> Option<MutexGuard<'static, Anchor>> {
     let slot = ANCHORS[usize::from(vpi.slot)].load(Ordering::Acquire);
     // SAFETY: slots are leaked boxes that are never freed.
     let anchor = unsafe { slot.as_ref() }?.lock().ok()?;
-    (anchor.vpi == vpi && anchor.pipe.is_some()).then_some(anchor)
+    (anchor.vpi == vpi && anchor.pipes.is_open()).then_some(anchor)
 }
 
 /// The receiving socket is done with it: the span ended, or the socket was closed.
@@ -154,7 +153,7 @@ pub(crate) fn detach(engine: &Engine, vpi: Vpi) {
     let Some(mut anchor) = lookup(vpi) else { return };
     anchor.attached = false;
     anchor.close_if_done(engine);
-    let waits = anchor.pipe.is_some();
+    let waits = anchor.pipes.is_open();
     drop(anchor);
     if waits && let Ok(mut detached) = DETACHED.lock() {
         detached.push_back((vpi, sys::seconds()));
@@ -169,35 +168,41 @@ pub(crate) fn abandon(engine: &Engine, message: u32) {
     }
     for slot in slots() {
         let Ok(mut anchor) = slot.lock() else { continue };
-        if anchor.pipe.is_some() && anchor.message == message {
+        if anchor.pipes.is_open() && anchor.message == message {
             anchor.abandoned = true;
             anchor.close_if_done(engine);
         }
     }
 }
 
-/// Closes anchors of messages of which nothing was sent for the grace period: their connection is gone. Under `pressure`
-/// (no pipe is left) the short period counts.
-pub(crate) fn reap(engine: &Engine, pressure: bool) {
-    if DETACHED_COUNT.load(Ordering::Relaxed) == 0 {
+/// Whether an anchor waits for somebody to send it.
+pub(crate) fn any_detached() -> bool {
+    DETACHED_COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// Closes detached anchors that nobody has begun to send within the grace period, nor anything else of the same message:
+/// the connection that they were for is gone. Those of which a connection has begun to send are closed with it.
+pub(crate) fn reap(engine: &Engine) {
+    if !any_detached() {
         return;
     }
-    let grace = if pressure { engine.config.grace_under_pressure_s } else { engine.config.grace_s };
     let now = sys::seconds();
     let Ok(mut detached) = DETACHED.lock() else { return };
     // The oldest come first; the others are looked at when they have waited as long.
-    while let Some((vpi, since)) = detached.front().copied() {
-        if let Some(mut anchor) = lookup(vpi) {
-            let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed).max(since);
-            if active + grace >= now {
-                if since + grace < now {
-                    detached.rotate_left(1);
-                }
-                break;
-            }
-            anchor.close(engine);
+    for _ in 0..detached.len() {
+        let Some((vpi, since)) = detached.front().copied() else { break };
+        if since + engine.config.grace_s >= now {
+            break;
         }
         detached.pop_front();
+        if let Some(mut anchor) = lookup(vpi) {
+            let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed);
+            if anchor.touched || active + engine.config.grace_s >= now {
+                detached.push_back((vpi, now));
+            } else {
+                anchor.close(engine);
+            }
+        }
     }
     DETACHED_COUNT.store(detached.len(), Ordering::Relaxed);
 }
@@ -214,10 +219,7 @@ pub(crate) fn abandon_all() {
     for slot in slots() {
         // A lock that another thread of the parent held at the fork is never released here: leave that slot behind.
         let Ok(mut anchor) = slot.try_lock() else { continue };
-        if let Some(pipe) = anchor.pipe.take() {
-            sys::close(pipe.read);
-            sys::close(pipe.write);
-        }
+        anchor.pipes.abandon();
     }
     OPEN.store(0, Ordering::Release);
 }
@@ -247,12 +249,13 @@ impl Anchor {
             secret: [0; 2],
             role: Role::Connected,
             route: 0,
-            pipe: None,
+            pipes: Chain::default(),
             tail: 0,
             pipe_head: 0,
             spilled: Vec::new(),
             segments: VecDeque::new(),
             attached: false,
+            touched: false,
             abandoned: false,
             message: 0,
         }
@@ -269,24 +272,25 @@ impl Anchor {
 
     /// Moves up to `len` bytes from the socket into the pipe, without waiting.
     pub(crate) fn receive(&mut self, from: c_int, len: usize) -> sys::Result<usize> {
-        let Some(pipe) = &self.pipe else { return Err(Errno::EBADF) };
-        sys::splice(from, pipe.write, len, false)
+        self.pipes.fill(from, len)
     }
 
-    /// The pipe is full: tries to make it larger.
-    pub(crate) fn grow(&mut self) -> bool {
-        self.pipe.as_mut().is_some_and(Pipe::grow)
+    /// The pipe is full: tries to make room.
+    pub(crate) fn grow(&mut self, engine: &Engine) -> bool {
+        self.pipes.grow(&engine.pipes, engine.stats)
     }
 
     /// Takes what [`Anchor::receive`] has just brought, and has not been entered, out of the pipe again.
     pub(crate) fn take_back(&mut self, engine: &Engine, to: &mut [u8]) -> Result<(), Refusal> {
         self.reach(engine, self.tail)?;
-        let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
-        // SAFETY: within the slice. These bytes are in the pipe, which is read to its end.
-        match unsafe { sys::read(pipe.read, to.as_mut_ptr(), to.len()) } {
-            Ok(n) if n == to.len() => Ok(()),
-            _ => Err(Refusal::Gone),
+        let mut done = 0;
+        while done < to.len() {
+            let rest = &mut to[done..];
+            // SAFETY: within the slice.
+            let n = unsafe { self.pipes.read(rest.as_mut_ptr(), rest.len(), &engine.pipes, engine.stats) };
+            done += n.ok().filter(|n| *n > 0).ok_or(Refusal::Gone)?;
         }
+        Ok(())
     }
 
     /// Enters what [`Anchor::receive`] brought as one segment of the application's memory.
@@ -297,6 +301,11 @@ impl Anchor {
         stats.up(Gauge::BytesHeld, u64::from(len));
         Block::add(&stats.role(self.role).bytes_anchored, u64::from(len));
         segment
+    }
+
+    /// A connection begins to send it.
+    pub(crate) fn touch(&mut self) {
+        self.touched = true;
     }
 
     /// The segment that a mark speaks of and the offset it stands for, if this anchor wrote it.
@@ -330,9 +339,9 @@ impl Anchor {
             let flags = flags | if more { libc::MSG_MORE } else { 0 };
             sys::send_bytes(to, &spill.bytes[from..until], flags).map_err(Refusal::Kernel)?
         } else {
-            let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
-            let sent = match sys::splice(pipe.read, to, len, more) {
+            let sent = match self.pipes.forward(to, len, more, &engine.pipes, engine.stats) {
                 Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Err(Refusal::Unspliceable),
+                Err(Errno::EIO) => return Err(Refusal::Gone),
                 other => other.map_err(Refusal::Kernel)?,
             };
             self.pipe_head += sent as u64;
@@ -369,9 +378,9 @@ impl Anchor {
                 unsafe { core::ptr::copy_nonoverlapping(spill.bytes.as_ptr().add(from), to.add(done), bytes) };
                 bytes
             } else {
-                let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
                 // SAFETY: promised by the caller.
-                let bytes = unsafe { sys::read(pipe.read, to.add(done), len - done) }.map_err(Refusal::Kernel)?;
+                let bytes = unsafe { self.pipes.read(to.add(done), len - done, &engine.pipes, engine.stats) }
+                    .map_err(Refusal::Kernel)?;
                 if bytes == 0 {
                     return Err(Refusal::Gone);
                 }
@@ -395,12 +404,12 @@ impl Anchor {
         if offset > self.tail {
             return Err(Refusal::Gone);
         }
-        let pipe = self.pipe.as_ref().ok_or(Refusal::Gone)?;
         let mut bytes = vec![0; missing];
         let mut done = 0;
         while done < missing {
             // SAFETY: within the vector.
-            let read = unsafe { sys::read(pipe.read, bytes.as_mut_ptr().add(done), missing - done) };
+            let read =
+                unsafe { self.pipes.read(bytes.as_mut_ptr().add(done), missing - done, &engine.pipes, engine.stats) };
             match read.map_err(Refusal::Kernel)? {
                 0 => return Err(Refusal::Gone),
                 n => done += n,
@@ -443,7 +452,9 @@ impl Anchor {
     }
 
     fn close(&mut self, engine: &Engine) {
-        let Some(pipe) = self.pipe.take() else { return };
+        if !self.pipes.is_open() {
+            return;
+        }
         let left: u64 = self.segments.iter().map(|segment| u64::from(segment.left())).sum();
         if left > 0 {
             Block::add(&engine.stats.role(self.role).bytes_dropped, left);
@@ -451,11 +462,7 @@ impl Anchor {
         }
         engine.stats.down(Gauge::BytesHeld, left);
         engine.stats.down(Gauge::AnchorsOpen, 1);
-        if self.pipe_head == self.tail {
-            engine.pipes.give_back(pipe, engine.stats);
-        } else {
-            Pool::discard(pipe, engine.stats);
-        }
+        self.pipes.close(&engine.pipes, engine.stats);
         *self = Self::closed(self.vpi);
         OPEN.fetch_sub(1, Ordering::AcqRel);
         if let Ok(mut spare) = SPARE.lock() {

@@ -17,10 +17,9 @@ pub(crate) struct Config {
     pub(crate) max_anchored: u64,
     /// `UNDERDECK_MAX_ANCHORED_TOTAL`: most that the process may hold.
     pub(crate) max_anchored_total: u64,
-    /// How long payload is kept whose receiving socket is gone and that nobody has begun to send.
+    /// `UNDERDECK_GRACE_SECONDS`: how long payload is kept that was received to its end and that no connection has begun to
+    /// send.
     pub(crate) grace_s: u64,
-    /// The same when no pipe is left.
-    pub(crate) grace_under_pressure_s: u64,
     /// `UNDERDECK_LEAVE_OUT`.
     pub(crate) leave_out: Vec<Rule>,
     /// Files whose presence switches the engine off while it runs.
@@ -77,8 +76,7 @@ impl Config {
             min_body: size("UNDERDECK_MIN_BODY", MIN_BODY).max(MIN_BODY_LEAST),
             max_anchored: size("UNDERDECK_MAX_ANCHORED", 3 << 20),
             max_anchored_total: size("UNDERDECK_MAX_ANCHORED_TOTAL", 1 << 30),
-            grace_s: size("UNDERDECK_GRACE_SECONDS", 60),
-            grace_under_pressure_s: 5,
+            grace_s: size("UNDERDECK_GRACE_SECONDS", 5),
             leave_out: variable("UNDERDECK_LEAVE_OUT").map(|text| parse_rules(&text)).unwrap_or_default(),
             off_files,
             retired: AtomicBool::new(false),

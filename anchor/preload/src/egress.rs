@@ -59,7 +59,13 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
 }
 
 /// Sends `iov` after bytes that the application believes to have sent already.
-fn send_after(engine: &Engine, socket: &mut Socket, mut owed: Vec<u8>, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
+fn send_after(
+    engine: &Engine,
+    socket: &mut Socket,
+    mut owed: Vec<u8>,
+    iov: &[iovec],
+    flags: c_int,
+) -> sys::Result<usize> {
     let mut all = Vec::with_capacity(iov.len() + 1);
     all.push(iovec { iov_base: owed.as_mut_ptr().cast(), iov_len: owed.len() });
     all.extend_from_slice(iov);
@@ -241,7 +247,8 @@ fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), S
 }
 
 /// The next byte is the first of `segment` that has not left yet.
-fn start(socket: &mut Socket, anchor: MutexGuard<'static, Anchor>, segment: Segment) {
+fn start(socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: Segment) {
+    anchor.touch();
     let by_copy = match socket.link {
         Some(link) if link.vpi == anchor.vpi => link.by_copy,
         _ => !sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(),

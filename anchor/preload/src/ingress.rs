@@ -108,6 +108,10 @@ fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) ->
         return call.copy;
     }
     let run = (TRICKLE as u64).min(engine.config.min_body);
+    if socket.anchor.is_some() && engine.routes.has_relapsed(socket.route) {
+        socket.detach(engine);
+        return Some(Reason::RouteLearnt);
+    }
     let begun = socket.anchor.is_some();
     if !begun && left < engine.config.min_body {
         return Some(Reason::BelowMinBody);
@@ -205,7 +209,7 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
             Err(Errno::EAGAIN) if sys::waiting(socket.fd) == Ok(0) => {
                 break if got == 0 { Step::Failed(Errno::EAGAIN) } else { Step::Empty };
             }
-            Err(Errno::EAGAIN) if anchor.grow() => {}
+            Err(Errno::EAGAIN) if anchor.grow(engine) => {}
             Err(Errno::EAGAIN) => {
                 call.copy = Some(Reason::PipeFull);
                 break Step::Full;

@@ -44,7 +44,11 @@ impl<'a> Part<'a> {
     /// Bytes `from..from + len` of `iov`, which has `size` bytes in all.
     #[inline]
     pub(crate) fn new(iov: &'a [iovec], size: usize, from: usize, len: usize) -> Self {
-        if from == 0 && len >= size && iov.len() <= MOST { Self::All(iov, size) } else { Self::Some(Slices::new(iov, from, len)) }
+        if from == 0 && len >= size && iov.len() <= MOST {
+            Self::All(iov, size)
+        } else {
+            Self::Some(Slices::new(iov, from, len))
+        }
     }
 
     #[inline]

@@ -1,9 +1,12 @@
 //! Pipes: where anchored payload lies.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use crate::sys;
+use syscalls::Errno;
 use underdeck_stats::{Block, Gauge};
+
+use crate::sys;
 
 /// Capacity that a pipe is given when it is made: 64 slots. A slot holds one contiguous piece of what was received: 1448
 /// bytes of it on an ordinary network, up to 32 KiB on loopback.
@@ -28,6 +31,103 @@ impl Pipe {
     /// Makes room in a pipe that is full; false if it has been made before, or the kernel gives no more.
     pub(crate) fn grow(&mut self) -> bool {
         !core::mem::replace(&mut self.grown, true) && sys::set_pipe_bytes(self.write, BYTES_GROWN).is_ok()
+    }
+}
+
+/// Pipes of one anchor at most. An ordinary user's pipe takes 256 slots, 1 MiB of file pages.
+const CHAIN_MOST: usize = 16;
+
+/// The pipes of one anchor, in the order in which they were filled.
+#[derive(Default)]
+pub(crate) struct Chain(VecDeque<Held>);
+
+struct Held {
+    pipe: Pipe,
+    bytes: usize,
+}
+
+impl Chain {
+    pub(crate) fn new(pipe: Pipe) -> Self {
+        Self(VecDeque::from([Held { pipe, bytes: 0 }]))
+    }
+
+    /// Whether it stands for an open anchor.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Moves up to `len` bytes from a socket into the last pipe. `EAGAIN`: the socket is empty or the pipe is full.
+    pub(crate) fn fill(&mut self, from: i32, len: usize) -> sys::Result<usize> {
+        let last = self.0.back_mut().ok_or(Errno::EBADF)?;
+        let n = sys::splice(from, last.pipe.write, len, false)?;
+        last.bytes += n;
+        Ok(n)
+    }
+
+    /// Makes room when the last pipe is full.
+    pub(crate) fn grow(&mut self, pool: &Pool, stats: &Block) -> bool {
+        if self.0.back_mut().is_some_and(|last| last.pipe.grow()) {
+            return true;
+        }
+        if self.0.len() >= CHAIN_MOST {
+            return false;
+        }
+        let more = pool.take(stats);
+        let made = more.is_some();
+        self.0.extend(more.map(|pipe| Held { pipe, bytes: 0 }));
+        made
+    }
+
+    /// Moves up to `len` of the oldest bytes to a socket.
+    pub(crate) fn forward(
+        &mut self,
+        to: i32,
+        len: usize,
+        more: bool,
+        pool: &Pool,
+        stats: &Block,
+    ) -> sys::Result<usize> {
+        let first = self.first(pool, stats)?;
+        let n = sys::splice(first.pipe.read, to, len.min(first.bytes), more || len > first.bytes)?;
+        first.bytes -= n;
+        Ok(n)
+    }
+
+    /// Copies up to `len` of the oldest bytes.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `len` bytes.
+    pub(crate) unsafe fn read(&mut self, to: *mut u8, len: usize, pool: &Pool, stats: &Block) -> sys::Result<usize> {
+        let first = self.first(pool, stats)?;
+        // SAFETY: promised by the caller.
+        let n = unsafe { sys::read(first.pipe.read, to, len.min(first.bytes)) }?;
+        first.bytes -= n;
+        Ok(n)
+    }
+
+    /// Gives all pipes back; those that hold something are closed.
+    pub(crate) fn close(&mut self, pool: &Pool, stats: &Block) {
+        for held in core::mem::take(&mut self.0) {
+            if held.bytes == 0 { pool.give_back(held.pipe, stats) } else { Pool::discard(held.pipe, stats) }
+        }
+    }
+
+    /// For the child of a fork.
+    pub(crate) fn abandon(&mut self) {
+        for held in core::mem::take(&mut self.0) {
+            sys::close(held.pipe.read);
+            sys::close(held.pipe.write);
+        }
+    }
+
+    /// The first pipe that holds something; empty ones before it go back.
+    fn first(&mut self, pool: &Pool, stats: &Block) -> sys::Result<&mut Held> {
+        while self.0.len() > 1 && self.0.front().is_some_and(|held| held.bytes == 0) {
+            if let Some(held) = self.0.pop_front() {
+                pool.give_back(held.pipe, stats);
+            }
+        }
+        self.0.front_mut().filter(|held| held.bytes > 0).ok_or(Errno::EIO)
     }
 }
 

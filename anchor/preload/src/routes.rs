@@ -60,6 +60,11 @@ impl Routes {
         copy.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
+    /// Whether anchoring has not paid lately: what is under way may as well be copied.
+    pub(crate) fn has_relapsed(&self, route: u8) -> bool {
+        self.0[usize::from(route)].copy.load(Relaxed) > 0
+    }
+
     pub(crate) fn forwarded(&self, route: u8, bytes: usize) {
         let balance = &self.0[usize::from(route)].balance;
         let now = balance.load(Relaxed);

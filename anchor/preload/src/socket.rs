@@ -281,7 +281,14 @@ impl Socket {
 
     /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
     /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call.
-    pub(crate) fn payload_ahead(&mut self, engine: &Engine, iov: &[iovec], from: usize, len: usize, to: &mut [u8]) -> (usize, bool) {
+    pub(crate) fn payload_ahead(
+        &mut self,
+        engine: &Engine,
+        iov: &[iovec],
+        from: usize,
+        len: usize,
+        to: &mut [u8],
+    ) -> (usize, bool) {
         self.tx_place(engine);
         let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
         let mut have = 0;

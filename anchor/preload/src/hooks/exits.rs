@@ -40,7 +40,8 @@ fn write_by(ssl: *mut Ssl, buffer: *const c_void, size: usize, write: impl Fn(*c
     if size == 0 || buffer.is_null() {
         return write(buffer, size);
     }
-    let prepared = quietly(None, || cell.with(fd, |socket| tls::prepare(engine::running()?, socket, buffer, size)).flatten());
+    let prepared =
+        quietly(None, || cell.with(fd, |socket| tls::prepare(engine::running()?, socket, buffer, size)).flatten());
     let result = match prepared {
         None => return -1,
         Some(Prepared::AsItIs(0)) => 0,
@@ -88,7 +89,12 @@ pub unsafe extern "C" fn SSL_write(ssl: *mut Ssl, buffer: *const c_void, size: c
 /// # Safety
 /// As SSL_write_ex(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn SSL_write_ex(ssl: *mut Ssl, buffer: *const c_void, size: size_t, written: *mut size_t) -> c_int {
+pub unsafe extern "C" fn SSL_write_ex(
+    ssl: *mut Ssl,
+    buffer: *const c_void,
+    size: size_t,
+    written: *mut size_t,
+) -> c_int {
     let n = write_by(ssl, buffer, size, |buffer, size| {
         let mut n = 0usize;
         let at = &raw mut n;
@@ -139,7 +145,8 @@ pub unsafe extern "C" fn SSL_read(ssl: *mut Ssl, buffer: *mut c_void, size: c_in
 /// As SSL_read_ex(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn SSL_read_ex(ssl: *mut Ssl, buffer: *mut c_void, size: size_t, read: *mut size_t) -> c_int {
-    let ok = next!(SSL_read_ex(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
+    let ok =
+        next!(SSL_read_ex(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
     // SAFETY: where the library has just put the number.
     if let (1, Some(n)) = (ok, unsafe { read.as_ref() }) {
         read_through(ssl, buffer, *n);
@@ -150,7 +157,12 @@ pub unsafe extern "C" fn SSL_read_ex(ssl: *mut Ssl, buffer: *mut c_void, size: s
 /// # Safety
 /// As SSL_read_early_data(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn SSL_read_early_data(ssl: *mut Ssl, buffer: *mut c_void, size: size_t, read: *mut size_t) -> c_int {
+pub unsafe extern "C" fn SSL_read_early_data(
+    ssl: *mut Ssl,
+    buffer: *mut c_void,
+    size: size_t,
+    read: *mut size_t,
+) -> c_int {
     let result = next!(SSL_read_early_data(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
     // SSL_READ_EARLY_DATA_SUCCESS
     // SAFETY: where the library has just put the number.

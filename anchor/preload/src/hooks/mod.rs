@@ -5,6 +5,7 @@ mod exits;
 mod lifecycle;
 mod receive;
 mod send;
+mod wait;
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -1,0 +1,53 @@
+//! epoll_wait: readiness is the kernel's own word; the engine only uses the waiting time to clear up.
+
+use libc::{c_int, c_void, epoll_event};
+
+use super::{fail, next, quietly};
+use crate::{anchor, engine};
+
+/// How long a wait may be before the engine looks again for payload that nobody sends, ms.
+const SLICE_MS: c_int = 1000;
+
+/// Waits by way of `wait(ms)`, in slices while there is something that may have to be cleared up.
+fn wait_by(timeout: c_int, wait: impl Fn(c_int) -> c_int) -> c_int {
+    let mut left = timeout;
+    while anchor::any_detached() && !(0..=SLICE_MS).contains(&left) {
+        let events = wait(SLICE_MS);
+        if let Some(engine) = engine::running() {
+            quietly((), || anchor::reap(engine));
+        }
+        if events != 0 {
+            return events;
+        }
+        if left > 0 {
+            left -= SLICE_MS;
+        }
+    }
+    wait(left)
+}
+
+/// # Safety
+/// As epoll_wait(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
+    wait_by(
+        timeout,
+        |timeout| next!(epoll_wait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int),
+    )
+}
+
+/// # Safety
+/// As epoll_pwait(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    fd: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    mask: *const c_void,
+) -> c_int {
+    wait_by(
+        timeout,
+        |timeout| next!(epoll_pwait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int, mask => *const c_void) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int),
+    )
+}
