@@ -307,10 +307,12 @@ fn follow(
         }
     };
     let piece = (link.left as usize).min(rest).min(due);
-    verify(engine, &anchor, segment, link.offset, call, piece)?;
+    verify(engine, &anchor, segment, link.offset, call, call.done, piece)?;
     if link.by_copy || call.only_put_back {
         return put_back(engine, socket, call, link, anchor, piece);
     }
+    let piece =
+        piece + following(engine, &anchor, link.offset + piece as u64, call, call.done + piece, rest.min(due) - piece);
     let more = piece < rest;
     match anchor.forward(engine, link.offset, piece, socket.fd, more, call.flags) {
         Ok(0) => Err(Stop::Kernel(Errno::EAGAIN)),
@@ -327,31 +329,51 @@ fn follow(
     }
 }
 
+/// How many of the `most` bytes from `at` on are further segments, each of which begins with its mark: they can leave
+/// together. `offset` is where the anchor stands there.
+fn following(engine: &Engine, anchor: &Anchor, offset: u64, call: &Call<'_>, at: usize, most: usize) -> usize {
+    let mut len = 0;
+    while len < most {
+        let next = anchor.segment_at(offset + len as u64);
+        let Some(segment) = next.filter(|segment| segment.start == offset + len as u64 && segment.taken == 0) else {
+            break;
+        };
+        let part = (segment.len as usize).min(most - len);
+        let marked = iov::pieces(call.iov, at + len, part).next().is_some_and(|(_, bytes)| bytes >= MARK);
+        if !marked || verify(engine, anchor, segment, segment.start, call, at + len, part).is_err() {
+            break;
+        }
+        len += part;
+    }
+    len
+}
+
 /// Moves the link on by `n` bytes; carries it over into a segment that is too short for a mark. At the end of a segment it
 /// stays, so that it is known what was being sent when the connection is closed.
 fn advance(socket: &mut Socket, n: usize) {
     let Some(link) = &mut socket.link else { return };
     link.offset += n as u64;
-    link.left -= n as u32;
-    if link.left == 0
-        && let Some(next) = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset))
-        && (next.len as usize) < MARK
-    {
-        link.left = next.left();
+    if n < link.left as usize {
+        link.left -= n as u32;
+        return;
     }
+    let here = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset));
+    let goes_on = |segment: &Segment| segment.taken > 0 || (segment.len as usize) < MARK;
+    link.left = here.filter(goes_on).map_or(0, |segment| segment.left());
 }
 
-/// Checks every mark that must stand in the next `len` bytes of the call, the first of which is `offset`.
+/// Checks every mark that must stand in `len` bytes of the call from `begin` on, the first of which is `offset`.
 fn verify(
     engine: &Engine,
     anchor: &Anchor,
     segment: Segment,
     offset: u64,
     call: &Call<'_>,
+    begin: usize,
     len: usize,
 ) -> Result<(), Stop> {
     let mut from = (offset - segment.start) as usize;
-    for (address, bytes) in iov::pieces(call.iov, call.done, len) {
+    for (address, bytes) in iov::pieces(call.iov, begin, len) {
         for at in mark::positions(from, (from + bytes).min(segment.len as usize)) {
             // SAFETY: `positions` keeps whole marks within the slice.
             let found = unsafe { core::slice::from_raw_parts(address.add(at - from), MARK) };

@@ -27,6 +27,7 @@ pub(crate) fn pieces(iov: &[iovec], from: usize, len: usize) -> impl Iterator<It
 }
 
 /// A part of a list, to be handed to the kernel.
+#[expect(clippy::large_enum_variant, reason = "lives on the stack of one call, and a heap is too slow there")]
 pub(crate) enum Part<'a> {
     /// All of the application's list.
     All(&'a [iovec], usize),

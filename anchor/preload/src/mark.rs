@@ -15,7 +15,7 @@ use memchr::memmem::Finder;
 /// Bytes of one mark.
 pub(crate) const MARK: usize = 24;
 /// Distance of marks in a segment, bytes.
-pub(crate) const STRIDE: usize = 512;
+pub(crate) const STRIDE: usize = 2048;
 /// Bytes of the magic at the beginning of a mark.
 pub(crate) const MAGIC: usize = 8;
 
@@ -171,7 +171,7 @@ mod tests {
     fn marks_stand_at_the_stride_and_never_reach_over_the_end() {
         assert_eq!(positions(0, MARK - 1).count(), 0);
         assert_eq!(positions(0, MARK).collect::<Vec<_>>(), [0]);
-        assert_eq!(positions(1, 512 + MARK).collect::<Vec<_>>(), [512]);
-        assert_eq!(positions(0, 1024 + MARK - 1).collect::<Vec<_>>(), [0, 512]);
+        assert_eq!(positions(1, STRIDE + MARK).collect::<Vec<_>>(), [STRIDE]);
+        assert_eq!(positions(0, 2 * STRIDE + MARK - 1).collect::<Vec<_>>(), [0, STRIDE]);
     }
 }

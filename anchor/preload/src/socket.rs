@@ -55,6 +55,7 @@ pub(crate) struct Socket {
     /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
     pub(crate) tls: Option<Box<crate::tls::Tls>>,
     /// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
+    #[expect(clippy::box_collection, reason = "rare, and the size of an idle connection is promised")]
     pub(crate) owed: Option<Box<Vec<u8>>>,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
     pub(crate) rx_error: i32,

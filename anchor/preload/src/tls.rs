@@ -95,8 +95,8 @@ pub(crate) fn read(engine: &Engine, socket: &mut Socket, buffer: *const c_void, 
 }
 
 /// What is held back, when nothing can follow any more.
-pub(crate) fn take_owed(socket: &mut Socket) -> Option<Box<Vec<u8>>> {
-    socket.tls.as_mut()?.inside.owed.take()
+pub(crate) fn take_owed(socket: &mut Socket) -> Option<Vec<u8>> {
+    socket.tls.as_mut()?.inside.owed.take().map(|owed| *owed)
 }
 
 fn of(socket: &mut Socket) -> &mut Tls {

@@ -53,8 +53,8 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, size: size_t
 /// As readv(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
     if let Entry::Socket(cell) = table::entry(fd)
+        // SAFETY: the caller's promise.
         && let Some(list) = unsafe { slices(iov, count) }
         && let Some(n) = receive(cell, fd, list, 0)
     {

@@ -154,7 +154,7 @@ fn passed_descriptors(header: &msghdr) {
         if entry.cmsg_level == libc::SOL_SOCKET && entry.cmsg_type == libc::SCM_RIGHTS {
             // SAFETY: as above; CMSG_LEN(0) is the length of the header alone.
             let (data, head) = unsafe { (libc::CMSG_DATA(entry).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
-            for at in 0..(entry.cmsg_len as usize).saturating_sub(head) / size_of::<c_int>() {
+            for at in 0..entry.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
                 // SAFETY: within the entry.
                 crate::lifecycle::shared(unsafe { data.add(at).read_unaligned() });
             }
