@@ -131,6 +131,20 @@ pub(crate) fn put_back_all(
     }
 }
 
+/// Sends what is held back, because bytes follow that are no placeholder: the application moves them itself.
+pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usize> {
+    while let Some(owed) = socket.owed.take() {
+        let sent = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE);
+        let n = *sent.as_ref().unwrap_or(&0);
+        socket.sent_bytes(engine, &owed[..n]);
+        if n < owed.len() {
+            socket.owed = Some(Box::new(owed[n..].to_vec()));
+        }
+        sent?;
+    }
+    Ok(0)
+}
+
 /// Sends what is held back although the application believes it sent; before the sending side is closed.
 pub(crate) fn flush(socket: &mut Socket) {
     if let Some(owed) = socket.owed.take() {

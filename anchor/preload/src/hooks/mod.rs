@@ -16,7 +16,7 @@ use syscalls::Errno;
 
 use crate::engine::{self, Engine};
 use crate::socket::{Cell, Socket};
-use crate::sys;
+use crate::{egress, sys, table};
 
 /// The next definition of a function after ours, found when it is first needed.
 pub(crate) struct Next {
@@ -91,6 +91,15 @@ pub(crate) fn on(
             Some(fail(Errno::ECONNRESET))
         }
     }
+}
+
+/// The application is about to move bytes to `fd` that the engine does not see. An answer: it cannot yet.
+pub(crate) fn before_unseen(fd: c_int) -> Option<ssize_t> {
+    let cell = table::socket(fd)?;
+    if !cell.with(fd, |socket| socket.owed.is_some())? {
+        return None;
+    }
+    on(cell, fd, egress::send_owed).filter(|result| *result < 0)
 }
 
 /// Runs something that must not fail for the application; a panic is counted and forgotten.

@@ -211,6 +211,9 @@ pub unsafe extern "C" fn splice(
     size: size_t,
     flags: c_uint,
 ) -> ssize_t {
+    if let Some(not_yet) = super::before_unseen(to) {
+        return not_yet;
+    }
     let n = next!(splice(from => c_int, from_offset => *mut off64_t, to => c_int, to_offset => *mut off64_t, size => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS));
     if let Ok(moved) = usize::try_from(n)
         && moved > 0

@@ -196,6 +196,9 @@ fn sent_file(to: c_int, n: ssize_t) -> ssize_t {
 /// As sendfile(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut libc::off_t, size: size_t) -> ssize_t {
+    if let Some(not_yet) = super::before_unseen(to) {
+        return not_yet;
+    }
     sent_file(
         to,
         next!(sendfile(to => c_int, from => c_int, offset => *mut libc::off_t, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
@@ -206,6 +209,9 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut libc::off
 /// As sendfile(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, size: size_t) -> ssize_t {
+    if let Some(not_yet) = super::before_unseen(to) {
+        return not_yet;
+    }
     sent_file(
         to,
         next!(sendfile64(to => c_int, from => c_int, offset => *mut off64_t, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
