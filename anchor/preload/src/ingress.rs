@@ -142,6 +142,7 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if engine.routes.copies(socket.route) {
         return Err(Reason::RouteLearnt);
     }
+    socket.enter_span(engine, left);
     socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
     // A tunnel may carry keystrokes.
     socket.trickles = left == UNTIL_CLOSE;

@@ -27,6 +27,9 @@ pub(crate) struct Link {
     pub(crate) by_copy: bool,
 }
 
+/// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
+const SHORTEST_HEAD: u8 = 32;
+
 /// What the engine knows of one connection.
 pub(crate) struct Socket {
     pub(crate) fd: i32,
@@ -43,6 +46,10 @@ pub(crate) struct Socket {
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
     in_span: bool,
+    /// The message of the last span was not over with it.
+    goes_on: bool,
+    /// Bytes of metadata since the last span.
+    between: u8,
     span_anchored: bool,
     state: State,
     pub(crate) rx: Cursor,
@@ -106,6 +113,8 @@ impl Socket {
             flows: false,
             expects_head: true,
             in_span: false,
+            goes_on: false,
+            between: 0,
             span_anchored: false,
             state: State::new(),
             rx: Cursor::new(),
@@ -154,7 +163,7 @@ impl Socket {
                 let role = self.program_role();
                 let (kind, n) = self.rx.next(&engine.program, &mut self.state, Direction::Rx, role, rest);
                 match kind {
-                    SpanKind::Metadata => {}
+                    SpanKind::Metadata => self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX)),
                     SpanKind::Opaque => self.payload(engine, n, Some(why)),
                     SpanKind::Passed => {
                         // HTTP/2 cuts payload where the engine does not see it.
@@ -187,14 +196,9 @@ impl Socket {
     }
 
     fn payload(&mut self, engine: &Engine, len: usize, copied: Option<Reason>) {
+        let left = if let Place::Opaque(left) = self.rx.place() { left } else { 0 };
+        self.enter_span(engine, left.saturating_add(len as u64));
         let role = engine.stats.role(self.role);
-        if !self.in_span {
-            self.in_span = true;
-            self.span_anchored = false;
-            let left = if let Place::Opaque(left) = self.rx.place() { left } else { 0 };
-            Block::add(&role.messages, 1);
-            engine.routes.message(self.route, left.saturating_add(len as u64) >= engine.config.min_body);
-        }
         match copied {
             Some(why) => engine.stats.copied(self.role, why, len as u64),
             None => self.span_anchored = true,
@@ -204,10 +208,24 @@ impl Socket {
             self.expects_head = false;
             Block::add(if self.span_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
             self.detach(engine);
-            if !self.rx_is_inside(engine) {
-                self.message = anchor::new_message();
-            }
+            self.goes_on = self.rx_is_inside(engine);
+            self.between = 0;
         }
+    }
+
+    /// Payload of `len` bytes begins, if it has not yet.
+    pub(crate) fn enter_span(&mut self, engine: &Engine, len: u64) {
+        if self.in_span {
+            return;
+        }
+        self.in_span = true;
+        self.span_anchored = false;
+        // A line between two chunks is shorter than any head.
+        if !self.goes_on || self.between >= SHORTEST_HEAD {
+            self.message = anchor::new_message();
+        }
+        Block::add(&engine.stats.role(self.role).messages, 1);
+        engine.routes.message(self.route, len >= engine.config.min_body);
     }
 
     fn rx_is_inside(&mut self, engine: &Engine) -> bool {
