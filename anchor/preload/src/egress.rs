@@ -307,7 +307,8 @@ fn follow(
 ) -> Result<(), Stop> {
     let rest = call.size - call.done;
     let due = match socket.tx_place(engine) {
-        Place::Passed => usize::MAX,
+        // Whether the application's own bytes follow cannot be known.
+        Place::Passed => return Err(Stop::Doubt("a placeholder on a connection that is not followed")),
         Place::Opaque(left) => usize::try_from(left).unwrap_or(usize::MAX),
         Place::Metadata => {
             // The application framed the payload anew: a line between two chunks, or the end of the message.

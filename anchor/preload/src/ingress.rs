@@ -133,6 +133,9 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if !engine.is_on() || engine.config.retired.load(core::sync::atomic::Ordering::Relaxed) {
         return Err(Reason::SwitchedOff);
     }
+    if socket.may_leave_unseen() {
+        return Err(Reason::ProtocolPass);
+    }
     if engine.stats.level(Gauge::BytesHeld) >= engine.config.max_anchored_total {
         return Err(Reason::TotalLimit);
     }

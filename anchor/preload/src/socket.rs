@@ -1,5 +1,6 @@
 //! A connection that the engine follows: where both of its streams stand.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use libc::iovec;
@@ -27,6 +28,10 @@ pub(crate) struct Link {
     pub(crate) by_copy: bool,
 }
 
+/// Open connections by role that nobody follows. What is sent on them is framed where the engine does not see it, so that
+/// nothing that might leave there is anchored.
+static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
@@ -46,6 +51,8 @@ pub(crate) struct Socket {
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
     in_span: bool,
+    /// It is one of [`PASSED`].
+    counted: bool,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
@@ -113,6 +120,7 @@ impl Socket {
             flows: false,
             expects_head: true,
             in_span: false,
+            counted: false,
             goes_on: false,
             between: 0,
             span_anchored: false,
@@ -152,6 +160,27 @@ impl Socket {
         self.state.pass();
         self.rx.pass();
         self.tx.pass();
+        self.count_pass();
+    }
+
+    fn count_pass(&mut self) {
+        // What goes through TLS is followed inside.
+        if !self.counted && self.tls.is_none() {
+            self.counted = true;
+            PASSED[self.role as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It is closed, or followed after all.
+    pub(crate) fn uncount_pass(&mut self) {
+        if core::mem::take(&mut self.counted) {
+            PASSED[self.role as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether payload received here might leave on a connection that nobody follows.
+    pub(crate) fn may_leave_unseen(&self) -> bool {
+        PASSED[1 - self.role as usize].load(Ordering::Relaxed) > 0
     }
 
     /// Bytes `from..from + len` of `iov` were received as copies.
@@ -166,10 +195,7 @@ impl Socket {
                     SpanKind::Metadata => self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX)),
                     SpanKind::Opaque => self.payload(engine, n, Some(why)),
                     SpanKind::Passed => {
-                        // HTTP/2 cuts payload where the engine does not see it.
-                        if self.role == Role::Accepted && rest.starts_with(b"PRI * HTTP/2.0\r\n") {
-                            crate::engine::never();
-                        }
+                        self.count_pass();
                         return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64);
                     }
                 }
@@ -254,7 +280,7 @@ impl Socket {
         while !bytes.is_empty() {
             let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
             if kind == SpanKind::Passed {
-                return;
+                return self.count_pass();
             }
             bytes = &bytes[n.min(bytes.len())..];
         }
@@ -335,6 +361,7 @@ impl Socket {
 
     /// The connection is being closed: what was being sent on it, and was not sent, never will be.
     pub(crate) fn abandon(&mut self, engine: &Engine) {
+        self.uncount_pass();
         if let Some(mut tls) = self.tls.take() {
             tls.inside.abandon(engine);
         }

@@ -100,6 +100,9 @@ pub(crate) fn take_owed(socket: &mut Socket) -> Option<Vec<u8>> {
 }
 
 fn of(socket: &mut Socket) -> &mut Tls {
+    if socket.tls.is_none() {
+        socket.uncount_pass();
+    }
     let (role, route, fd) = (socket.role, socket.route, socket.fd);
     socket.tls.get_or_insert_with(|| {
         let mut inside = Socket::new(role, route, None);
