@@ -356,7 +356,7 @@ impl Socket {
             }
         }
         tx.settle(&engine.program, &mut state, Direction::Tx, self.program_role());
-        (have, tx.is_inside() || tx.place() == Place::Passed)
+        (have, tx.is_inside())
     }
 
     /// The connection is being closed: what was being sent on it, and was not sent, never will be.
