@@ -192,7 +192,9 @@ impl Socket {
                 let role = self.program_role();
                 let (kind, n) = self.rx.next(&engine.program, &mut self.state, Direction::Rx, role, rest);
                 match kind {
-                    SpanKind::Metadata => self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX)),
+                    SpanKind::Metadata => {
+                        self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX))
+                    }
                     SpanKind::Opaque => self.payload(engine, n, Some(why)),
                     SpanKind::Passed => {
                         self.count_pass();
