@@ -124,6 +124,9 @@ impl Engine {
 
     /// Whether new payload may be anchored. Looks for the switch file at most once a second.
     pub(crate) fn is_on(&self) -> bool {
+        if self.config.retired.load(Ordering::Relaxed) {
+            return false;
+        }
         let now = sys::seconds();
         if self.switch_looked_at.swap(now, Ordering::Relaxed) != now {
             let on = !self.config.off_files.iter().any(|path| sys::exists(path));

@@ -130,7 +130,7 @@ fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) ->
 
 /// A span begins that is worth anchoring: opens an anchor for it.
 fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> {
-    if !engine.is_on() || engine.config.retired.load(core::sync::atomic::Ordering::Relaxed) {
+    if !engine.is_on() {
         return Err(Reason::SwitchedOff);
     }
     if socket.may_leave_unseen() {
