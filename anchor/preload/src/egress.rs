@@ -182,15 +182,18 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(),
 /// Looks for the next placeholder; sends what stands before it.
 fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
     let (plain, sighting, at) = first_sighting(engine, call);
+    // A mark that does not verify may be one that the application cut: what follows its beginning is something else.
     if let Sighting::Mark(_, mark) = sighting
-        && let Some(gap) = gap_before(&mark, at)
-        && plain > 0
+        && let Ok((anchor, segment, offset)) = genuine(&mark)
     {
-        // The mark may not be the first of its piece: the bytes before it are the next ones in turn.
+        let gap = gap_before(segment, offset, at)?;
         if plain > gap {
+            drop(anchor);
             return send_plain(engine, socket, call, plain - gap, true);
         }
-        let (anchor, segment, _) = genuine(&mark)?;
+        if socket.tx_place(engine) == Place::Metadata {
+            return Err(Stop::Doubt("a placeholder where metadata is due"));
+        }
         start(socket, anchor, segment);
         return Ok(());
     }
@@ -200,11 +203,16 @@ fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(
     resolve(engine, socket, call)
 }
 
-/// How many unmarked bytes of the segment, next in turn, stand before its mark; none if that cannot be.
-fn gap_before(mark: &Mark, at: usize) -> Option<usize> {
-    let (_anchor, segment, offset) = genuine(mark).ok()?;
-    let gap = offset.checked_sub(segment.next()).filter(|gap| *gap < UNMARKED_MOST)?;
-    (gap <= at as u64).then_some(gap as usize)
+/// How many bytes before a mark belong to its segment: the mark may not be the first of its piece, and then the bytes
+/// before it must be the next ones in turn.
+fn gap_before(segment: Segment, offset: u64, at: usize) -> Result<usize, Stop> {
+    match offset.checked_sub(segment.next()) {
+        None => Err(Stop::Doubt("a placeholder whose payload was sent already")),
+        Some(gap) if gap >= UNMARKED_MOST || gap > at as u64 => {
+            Err(Stop::Doubt("a placeholder whose beginning is missing"))
+        }
+        Some(gap) => Ok(gap as usize),
+    }
 }
 
 /// The bytes before the first sighting, the sighting, and how many of the bytes before it are in the same slice.
