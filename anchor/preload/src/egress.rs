@@ -181,7 +181,10 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(),
 
 /// Looks for the next placeholder; sends what stands before it.
 fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
-    let (plain, sighting, at) = first_sighting(engine, call);
+    let (mut plain, mut sighting, at) = first_sighting(engine, call);
+    if let Some(cut) = socket.cut_mark_ahead(engine, call.iov, call.done, plain) {
+        (plain, sighting) = (cut, Sighting::Begun(0));
+    }
     // A mark that does not verify may be one that the application cut: what follows its beginning is something else.
     if let Sighting::Mark(_, mark) = sighting
         && let Ok((anchor, segment, offset)) = genuine(&mark)

@@ -55,7 +55,7 @@ impl Magic {
         match self.finder.find(bytes) {
             Some(at) if bytes.len() - at >= MARK => Sighting::Mark(at, Mark::decode(&bytes[at..at + MARK])),
             Some(at) => Sighting::Begun(at),
-            None => self.begun_at_the_end(bytes),
+            None => self.cut_at_the_end(bytes).map_or(Sighting::Nothing, Sighting::Begun),
         }
     }
 
@@ -65,10 +65,10 @@ impl Magic {
         bytes[..known] == self.bytes[..known]
     }
 
-    fn begun_at_the_end(&self, bytes: &[u8]) -> Sighting {
+    /// Where less than the magic stands at the end of `bytes`, and may go on elsewhere.
+    pub(crate) fn cut_at_the_end(&self, bytes: &[u8]) -> Option<usize> {
         let tail = bytes.len().min(MAGIC - 1);
-        let begins = (bytes.len() - tail..bytes.len()).find(|at| self.could_begin(&bytes[*at..]));
-        begins.map_or(Sighting::Nothing, Sighting::Begun)
+        (bytes.len() - tail..bytes.len()).find(|at| self.could_begin(&bytes[*at..]))
     }
 
     pub(crate) fn encode(&self, vpi: Vpi, offset: u64, secret: &Secret) -> [u8; MARK] {

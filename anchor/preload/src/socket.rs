@@ -326,6 +326,33 @@ impl Socket {
         metadata
     }
 
+    /// Where, in the next `len` bytes, a span of payload ends with what may be the first bytes of a mark, cut by a line
+    /// between two chunks.
+    pub(crate) fn cut_mark_ahead(&self, engine: &Engine, iov: &[iovec], from: usize, len: usize) -> Option<usize> {
+        let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
+        let mut before = 0;
+        for (address, bytes) in iov::pieces(iov, from, len) {
+            // SAFETY: the application handed these bytes in to be read.
+            let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
+            while !rest.is_empty() {
+                let (kind, n) = tx.next(&engine.program, &mut state, Direction::Tx, self.program_role(), rest);
+                let n = n.min(rest.len());
+                match kind {
+                    SpanKind::Passed => return None,
+                    SpanKind::Opaque if !matches!(tx.place(), Place::Opaque(_)) => {
+                        if let Some(cut) = engine.magic.cut_at_the_end(&rest[..n]) {
+                            return Some(before + cut);
+                        }
+                    }
+                    _ => {}
+                }
+                before += n;
+                rest = &rest[n..];
+            }
+        }
+        None
+    }
+
     /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
     /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call.
     pub(crate) fn payload_ahead(
