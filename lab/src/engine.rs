@@ -25,6 +25,11 @@ pub fn settled(proxy: &Proxy, within: Duration) -> Result<Snapshot, LabError> {
     settled.map_err(|_| LabError::Timeout { what: what(), within })
 }
 
+/// Payload bytes that were anchored, whether or not they were put back later.
+pub fn anchored(of: &Snapshot) -> u64 {
+    of.roles.iter().map(|role| role.bytes_anchored).sum()
+}
+
 /// Payload bytes anchored and copied, received on any socket.
 pub fn anchored_and_copied(of: &Snapshot) -> (u64, u64) {
     let anchored = of.roles.iter().map(|role| role.bytes_anchored - role.bytes_materialised.min(role.bytes_anchored));

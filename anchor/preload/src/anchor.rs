@@ -295,12 +295,20 @@ impl Anchor {
 
     /// Enters what [`Anchor::receive`] brought as one segment of the application's memory.
     pub(crate) fn add_segment(&mut self, len: u32, stats: &Block) -> Segment {
-        let segment = Segment { start: self.tail, len, taken: 0 };
-        self.segments.push_back(segment);
+        self.segments.push_back(Segment { start: self.tail, len: 0, taken: 0 });
+        self.extend_segment(len, stats)
+    }
+
+    /// Enters what [`Anchor::receive`] brought as more of the last segment: it lies right behind it, and the application
+    /// has not been told of either.
+    pub(crate) fn extend_segment(&mut self, len: u32, stats: &Block) -> Segment {
         self.tail += u64::from(len);
         stats.up(Gauge::BytesHeld, u64::from(len));
         Block::add(&stats.role(self.role).bytes_anchored, u64::from(len));
-        segment
+        let fresh = Segment { start: self.tail - u64::from(len), len, taken: 0 };
+        let Some(last) = self.segments.back_mut() else { return fresh };
+        last.len += len;
+        *last
     }
 
     /// A connection begins to send it.

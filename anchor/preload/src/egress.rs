@@ -374,7 +374,7 @@ fn following(engine: &Engine, anchor: &Anchor, offset: u64, call: &Call<'_>, at:
     len
 }
 
-/// Moves the link on by `n` bytes; carries it over into a segment that is too short for a mark. At the end of a segment it
+/// Moves the link on by `n` bytes; carries it over into a segment whose beginning left earlier. At the end of a segment it
 /// stays, so that it is known what was being sent when the connection is closed.
 fn advance(socket: &mut Socket, n: usize) {
     let Some(link) = &mut socket.link else { return };
@@ -384,8 +384,7 @@ fn advance(socket: &mut Socket, n: usize) {
         return;
     }
     let here = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset));
-    let goes_on = |segment: &Segment| segment.taken > 0 || (segment.len as usize) < MARK;
-    link.left = here.filter(goes_on).map_or(0, |segment| segment.left());
+    link.left = here.filter(|segment| segment.taken > 0).map_or(0, |segment| segment.left());
 }
 
 /// Checks every mark that must stand in `len` bytes of the call from `begin` on, the first of which is `offset`.

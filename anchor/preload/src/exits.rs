@@ -59,8 +59,8 @@ fn go_on(engine: &Engine, exit: Option<usize>, address: *mut u8, len: usize, why
     let Some((vpi, offset)) = exit.and_then(middle_of) else { return Ok(0) };
     let Some(mut anchor) = anchor::lookup(vpi) else { return Ok(0) };
     let Some(segment) = anchor.segment_at(offset).filter(|segment| segment.next() == offset) else { return Ok(0) };
-    if segment.taken == 0 && segment.len as usize >= MARK {
-        return Ok(0); // it has a mark of its own
+    if segment.taken == 0 {
+        return Ok(0); // it begins with a mark
     }
     let piece = len.min(segment.left() as usize);
     if !is_intact(engine, &anchor, segment, offset, address, piece) {

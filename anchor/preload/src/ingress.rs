@@ -48,6 +48,8 @@ enum Step {
     /// End of the stream, when nothing was received before.
     End,
     Failed(Errno),
+    /// The connection cannot go on without giving out something wrong.
+    Doubt(&'static str),
 }
 
 /// Receives into `iov` as the kernel would.
@@ -68,6 +70,10 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
             Step::Empty | Step::End => break,
             Step::Failed(error) if call.done == 0 => return Err(error),
             Step::Failed(Errno::EAGAIN) => break,
+            Step::Doubt(why) => {
+                crate::egress::doubt(engine, socket, why);
+                return Err(Errno::ECONNRESET);
+            }
             Step::Failed(error) => {
                 socket.rx_error = error.into_raw();
                 break;
@@ -190,18 +196,17 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         call.copy = Some(Reason::ShortRead);
         return Step::Full;
     }
-    let mut got = 0;
+    let (mut got, mut unplaced) = (0, 0);
     let step = loop {
         match anchor.receive(socket.fd, want - got) {
             Ok(0) => break if got == 0 { Step::End } else { Step::Empty },
-            Ok(n) if n < MARK && got == 0 => {
-                let taken = take_back(engine, &mut anchor, call, n);
-                drop(anchor);
-                return finish_take_back(engine, socket, call, n, taken);
-            }
             Ok(n) => {
-                place(engine, &mut anchor, call, n);
-                got += n;
+                let placed = place(engine, &mut anchor, call, n, got > 0);
+                got += placed;
+                unplaced = n - placed;
+                if unplaced > 0 {
+                    break take_back(engine, &mut anchor, call, unplaced);
+                }
                 if got == want {
                     break Step::Full;
                 }
@@ -232,14 +237,18 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         socket.trickles = got < want && got < TRICKLE.min(engine.config.min_body as usize);
         socket.anchored(engine, got);
     }
+    if unplaced > 0 && matches!(step, Step::Full) {
+        socket.received(engine, call.iov, call.done, unplaced, Reason::ShortRead);
+        call.done += unplaced;
+    }
     step
 }
 
 /// So few bytes came that they have no room for a mark: they are copied out of the pipe again, past whatever is in it.
-fn take_back(engine: &Engine, anchor: &mut anchor::Anchor, call: &Call<'_>, len: usize) -> bool {
+fn take_back(engine: &Engine, anchor: &mut anchor::Anchor, call: &Call<'_>, len: usize) -> Step {
     let mut bytes = [0; MARK];
     if anchor.take_back(engine, &mut bytes[..len]).is_err() {
-        return false;
+        return Step::Doubt("a few bytes could not be taken out of the pipe again");
     }
     let mut from = 0;
     for (address, n) in iov::pieces(call.iov, call.done, len) {
@@ -247,17 +256,6 @@ fn take_back(engine: &Engine, anchor: &mut anchor::Anchor, call: &Call<'_>, len:
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().add(from), address, n) };
         from += n;
     }
-    true
-}
-
-fn finish_take_back(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: usize, taken: bool) -> Step {
-    if !taken {
-        crate::egress::doubt(engine, socket, "a few bytes could not be taken out of the pipe again");
-        return Step::Failed(Errno::ECONNRESET);
-    }
-    socket.received(engine, call.iov, call.done, len, Reason::ShortRead);
-    call.done += len;
-    call.copy = Some(Reason::ShortRead);
     Step::Full
 }
 
@@ -273,17 +271,30 @@ fn markable(iov: &[iovec], from: usize, want: usize) -> usize {
     sum
 }
 
-/// Writes the placeholder for `len` bytes that have just been anchored.
-fn place(engine: &Engine, anchor: &mut anchor::Anchor, call: &mut Call<'_>, len: usize) {
+/// Writes the placeholder for the `len` bytes that have just been received, and returns for how many of them there was
+/// room: every segment begins with a whole mark. `joined`: the bytes before are the last segment, so far.
+fn place(engine: &Engine, anchor: &mut anchor::Anchor, call: &mut Call<'_>, len: usize, joined: bool) -> usize {
+    let mut placed = 0;
     for (address, bytes) in iov::pieces(call.iov, call.done, len) {
-        let segment = anchor.add_segment(bytes as u32, engine.stats);
-        for at in mark::positions(0, bytes) {
+        let segment = if joined && placed == 0 && !iov::begins_slice(call.iov, call.done) {
+            anchor.extend_segment(bytes as u32, engine.stats)
+        } else if bytes >= MARK {
+            anchor.add_segment(bytes as u32, engine.stats)
+        } else {
+            break;
+        };
+        let (from, until) = ((segment.len as usize) - bytes, segment.len as usize);
+        // A mark that had no room at the end of what came before has now.
+        for at in mark::positions(from.saturating_sub(MARK - 1), until) {
             let mark = engine.magic.encode(anchor.vpi, segment.start + at as u64, &anchor.secret);
-            // SAFETY: `positions` keeps whole marks within the slice, which the application gave us to be written.
-            unsafe { core::ptr::copy_nonoverlapping(mark.as_ptr(), address.add(at), MARK) };
+            // SAFETY: `positions` keeps whole marks within the slice, which the application gave us to be written; what
+            // stands before `address` is the beginning of the same segment.
+            unsafe { core::ptr::copy_nonoverlapping(mark.as_ptr(), address.sub(from).add(at), MARK) };
         }
+        placed += bytes;
     }
-    call.done += len;
+    call.done += placed;
+    placed
 }
 
 /// Reads with flags that only a copy can honour.

@@ -26,6 +26,17 @@ pub(crate) fn pieces(iov: &[iovec], from: usize, len: usize) -> impl Iterator<It
     })
 }
 
+/// Whether byte `at` is the first of a slice.
+pub(crate) fn begins_slice(iov: &[iovec], mut at: usize) -> bool {
+    for slice in iov {
+        if at < slice.iov_len {
+            break;
+        }
+        at -= slice.iov_len;
+    }
+    at == 0
+}
+
 /// A part of a list, to be handed to the kernel.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack of one call, and a heap is too slow there")]
 pub(crate) enum Part<'a> {
@@ -97,6 +108,7 @@ mod tests {
             iovec { iov_base: b.as_mut_ptr().cast(), iov_len: 5 },
         ];
         for from in 0..8 {
+            assert_eq!(begins_slice(&iov, from), from == 0 || from == 3);
             for len in 0..=8 - from {
                 let mut seen = Vec::new();
                 for (address, bytes) in pieces(&iov, from, len) {

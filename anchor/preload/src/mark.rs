@@ -1,8 +1,8 @@
 //! The placeholder: what stands in the application's buffer instead of payload.
 //!
-//! A *segment* is one stretch of application memory that one read filled with a placeholder. It carries a mark at its
-//! first byte and at every [`STRIDE`] from there on, as far as a whole mark fits; the bytes between are whatever was
-//! there before. A mark names the anchor (the Virtual Payload Identifier, VPI, of the paper's section 3.2) and the
+//! A *segment* is one stretch of application memory that one read filled with a placeholder. It always begins with a mark,
+//! and carries one at every [`STRIDE`] from there on, as far as a whole mark fits; the bytes between are whatever was there
+//! before. A mark names the anchor (the Virtual Payload Identifier, VPI, of the paper's section 3.2) and the
 //! offset within it, and proves by a tag that this process wrote it.
 //!
 //! ```text

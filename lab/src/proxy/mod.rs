@@ -71,7 +71,8 @@ impl Engine {
         self
     }
 
-    fn apply(&self, command: &mut Command) {
+    /// Prepares a command whose program is to run with it.
+    pub fn apply(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library).env("UNDERDECK_PROTOCOL", "http1").env("UNDERDECK_FORCE", "1");
         if let Some(bytes) = self.min_body {
             command.env("UNDERDECK_MIN_BODY", bytes.to_string());
