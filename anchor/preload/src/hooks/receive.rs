@@ -201,8 +201,7 @@ pub unsafe extern "C" fn recvmmsg(
 }
 
 /// # Safety
-/// As splice(2). An application that splices on its own (HAProxy's `option splice-auto`) does this job itself: from then on
-/// the engine leaves it to it.
+/// As splice(2): HAProxy's `option splice-auto` moves some payload itself, beside what is anchored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice(
     from: c_int,
@@ -212,9 +211,6 @@ pub unsafe extern "C" fn splice(
     size: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if table::socket(from).is_some() {
-        crate::engine::never();
-    }
     if let Some(not_yet) = super::before_unseen(to) {
         return not_yet;
     }
