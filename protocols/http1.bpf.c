@@ -374,10 +374,11 @@ UD_INLINE int skip(struct ud_cut *c, ud_u64 side)
 /* Extensions allowed in one chunk. */
 #define EXTENSIONS_MAX 8
 
-/* The end of ";name" and ";name=token" from `from` on. Quoted values are left alone: parsers disagree about what is in them. */
+/* The end of ";name", ";name=token" and ";name=\"token\"" from `from` on. A quoted value with anything else in it is left
+ * alone: parsers disagree about what it says. */
 UD_INLINE ud_u64 extensions(struct ud_cut *c, ud_u64 from, ud_u64 len)
 {
-	ud_u64 n, end;
+	ud_u64 n, end, quoted;
 
 	for (n = 0; n < EXTENSIONS_MAX && from < len && ud_at(c, from) == ';'; n++) {
 		end = ud_token(c, from + 1);
@@ -385,10 +386,11 @@ UD_INLINE ud_u64 extensions(struct ud_cut *c, ud_u64 from, ud_u64 len)
 			return PASS;
 		from = end;
 		if (from < len && ud_at(c, from) == '=') {
-			end = ud_token(c, from + 1);
-			if (end == from + 1 && end < len)
+			quoted = from + 1 < len && ud_at(c, from + 1) == '"';
+			end = ud_token(c, from + 1 + quoted);
+			if (end < len && (end == from + 1 || (quoted && ud_at(c, end) != '"')))
 				return PASS;
-			from = end;
+			from = end < len ? end + quoted : len;
 		}
 	}
 	return from;

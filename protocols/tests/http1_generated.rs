@@ -33,7 +33,7 @@ fn framing() -> impl Strategy<Value = (String, String)> {
         Just((String::new(), String::new())),
         (
             prop::collection::vec("[ -~]{1,20}", 0..4),
-            "(;[a-z]{1,4}(=[a-z]{1,4})?)?",
+            "(;[a-z]{1,4}(=[a-z]{1,4}|=\"[a-z0-9]{0,4}\")?)?",
             prop::collection::vec(field(), 0..2)
         )
             .prop_map(|(chunks, extension, trailers)| {

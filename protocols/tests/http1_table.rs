@@ -36,6 +36,12 @@ const RESPONSES: &[Exchange<'_>] = &[
         &["hello", "0123456789"],
         OK,
     ),
+    (
+        GET,
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a=\"b\";c=\"\";d=e\r\nhello\r\n0;f=\"g\"\r\n\r\n",
+        &["hello"],
+        OK,
+    ),
     (HEAD, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", &[], OK),
     (HEAD, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", &[], OK),
     (HEAD, "HTTP/1.1 200 OK\r\n\r\n", &[], OK),
