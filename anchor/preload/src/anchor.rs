@@ -275,6 +275,11 @@ impl Anchor {
         self.pipes.fill(from, len)
     }
 
+    /// Whether there may be no room for more.
+    pub(crate) fn may_be_full(&self) -> bool {
+        self.pipes.may_be_full()
+    }
+
     /// The pipe is full: tries to make room.
     pub(crate) fn grow(&mut self, engine: &Engine) -> bool {
         self.pipes.grow(&engine.pipes, engine.stats)

@@ -216,7 +216,15 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
             }
             // The socket is empty, or the pipe is full: the kernel says the same for both.
             Err(Errno::EAGAIN) if sys::waiting(socket.fd) == Ok(0) => {
-                break if got == 0 { Step::Failed(Errno::EAGAIN) } else { Step::Empty };
+                if got > 0 {
+                    break Step::Empty;
+                }
+                if !anchor.may_be_full() {
+                    break Step::Failed(Errno::EAGAIN);
+                }
+                // A full pipe hides the end of the stream: a plain read tells.
+                call.copy = Some(Reason::PipeFull);
+                break Step::Full;
             }
             Err(Errno::EAGAIN) if anchor.grow(engine) => {}
             Err(Errno::EAGAIN) => {

@@ -1,5 +1,6 @@
 //! Pipes: where anchored payload lies.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
@@ -16,6 +17,8 @@ const BYTES_GROWN: usize = 1 << 20;
 /// Below this many bytes of capacity (slots × page size) a pipe is not worth having: an unprivileged user over
 /// `fs.pipe-user-pages-soft` gets pipes of two slots.
 const LEAST_BYTES: usize = 8 * 4096;
+/// Seconds for which nobody asks again after a pipe was denied: to make one and to find it too small costs more than a copy.
+const DENIED_S: u64 = 1;
 /// Idle pipes kept for the next message. More are closed.
 const IDLE_MOST: usize = 64;
 
@@ -62,6 +65,11 @@ impl Chain {
         let n = sys::splice(from, last.pipe.write, len, false)?;
         last.bytes += n;
         Ok(n)
+    }
+
+    /// Whether the last pipe may have no slot left.
+    pub(crate) fn may_be_full(&self) -> bool {
+        self.0.back().is_some_and(|last| last.bytes > 0)
     }
 
     /// Makes room when the last pipe is full.
@@ -135,6 +143,8 @@ impl Chain {
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<Vec<Pipe>>,
+    /// The second until which no new pipe is asked for, because there was none to be had.
+    denied_until: AtomicU64,
 }
 
 impl Pool {
@@ -143,6 +153,18 @@ impl Pool {
         if let Some(pipe) = self.idle.lock().ok()?.pop() {
             return Some(pipe);
         }
+        let denied_until = self.denied_until.load(Ordering::Relaxed);
+        if denied_until != 0 && sys::seconds() < denied_until {
+            return None;
+        }
+        let pipe = Self::make();
+        let until = if pipe.is_none() { sys::seconds() + DENIED_S } else { 0 };
+        self.denied_until.store(until, Ordering::Relaxed);
+        stats.up(Gauge::PipesOpen, u64::from(pipe.is_some()));
+        pipe
+    }
+
+    fn make() -> Option<Pipe> {
         let floor = descriptor_floor();
         let (read, write) = sys::pipe().ok()?;
         let capacity = sys::set_pipe_bytes(write, BYTES_AT_FIRST).or_else(|_| sys::pipe_bytes(write)).unwrap_or(0);
@@ -154,7 +176,6 @@ impl Pool {
         let pipe = Pipe { read: sys::raise(read, floor), write: sys::raise(write, floor), grown: false };
         crate::table::claim(pipe.read);
         crate::table::claim(pipe.write);
-        stats.up(Gauge::PipesOpen, 1);
         Some(pipe)
     }
 
