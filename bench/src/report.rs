@@ -4,7 +4,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::measure::{Run, Side, spread};
+use crate::measure::Side;
+use crate::run::{Run, SATURATED, spread};
+use crate::size::{amount, show};
 
 /// `target/demo.json`.
 #[derive(Debug, Serialize)]
@@ -38,6 +40,9 @@ pub struct Case {
     pub bytes_anchored: u64,
     /// Responses of the verification passes that differed from the file.
     pub mismatches: u64,
+    /// How busy the proxy's core was: the median of the runs. Not in the JSON, whose schema is fixed.
+    #[serde(skip)]
+    pub saturation: f64,
 }
 
 impl Case {
@@ -52,41 +57,43 @@ impl Case {
             mode: side.name(),
             body_bytes: size,
             connections,
-            requests_per_s: median(|run| run.load.requests_per_s),
+            requests_per_s: median(|run| run.load.requests_per_s()),
             gb_per_cpu_s: median(Run::gb_per_cpu_s),
-            p99_ms: median(|run| run.load.p99_ms),
-            bytes_copied: runs.iter().map(|run| run.bytes_copied).sum(),
+            p99_ms: median(|run| run.load.latency_ms(0.99)),
+            bytes_copied: runs.iter().map(|run| copied(side, run)).sum(),
             bytes_anchored: runs.iter().map(|run| run.bytes_anchored).sum(),
             mismatches,
+            saturation: median(|run| run.saturation),
         }
     }
 }
 
-/// A size for people.
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
-        b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
-        b => format!("{b} B"),
+impl Case {
+    /// Whether the proxy was the bottleneck.
+    pub fn is_saturated(&self) -> bool {
+        self.saturation >= SATURATED
     }
 }
 
-/// An amount for people, decimal units.
-pub fn amount(bytes: u64) -> String {
-    let b = bytes as f64;
-    match bytes {
-        1_000_000_000.. => format!("{:.1} GB", b / 1e9),
-        1_000_000.. => format!("{:.1} MB", b / 1e6),
-        1000.. => format!("{:.1} kB", b / 1e3),
-        _ => format!("{bytes} B"),
-    }
+/// Without the engine nobody counts: all that was received was copied.
+fn copied(side: Side, run: &Run) -> u64 {
+    if side == Side::Plain { run.load.payload_bytes } else { run.bytes_copied }
 }
 
 /// The head of the table.
 pub fn head() -> String {
     let line = format!(
-        "{:>8}  {:>8}  {:>10}  {:>17}  {:>12}  {:>9}  {:>9}  {:>9}  {:>9}",
-        "body", "mode", "GB/CPU s", "ratio (spread)", "requests/s", "p99 ms", "copied", "anchored", "mismatches"
+        "{:>8}  {:>8}  {:>8}  {:>17}  {:>10}  {:>7}  {:>8}  {:>8}  {:>10}  {:>6}",
+        "body",
+        "mode",
+        "GB/CPU s",
+        "ratio (spread)",
+        "requests/s",
+        "p99 ms",
+        "copied",
+        "anchored",
+        "mismatches",
+        "core"
     );
     format!("{line}\n{}", "-".repeat(line.len()))
 }
@@ -95,8 +102,8 @@ pub fn head() -> String {
 pub fn rows(plain: &Case, anchored: &Case, ratio: (f64, f64, f64)) -> String {
     let row = |case: &Case, ratio: String| {
         format!(
-            "{:>8}  {:>8}  {:>10.2}  {:>17}  {:>12.0}  {:>9.2}  {:>9}  {:>9}  {:>9}",
-            size(case.body_bytes),
+            "{:>8}  {:>8}  {:>8.2}  {:>17}  {:>10.0}  {:>7.2}  {:>8}  {:>8}  {:>10}  {:>4.0} %{}",
+            show(case.body_bytes),
             case.mode,
             case.gb_per_cpu_s,
             ratio,
@@ -104,7 +111,9 @@ pub fn rows(plain: &Case, anchored: &Case, ratio: (f64, f64, f64)) -> String {
             case.p99_ms,
             amount(case.bytes_copied),
             amount(case.bytes_anchored),
-            case.mismatches
+            case.mismatches,
+            (case.saturation * 100.0).min(100.0),
+            if case.is_saturated() { "" } else { "  NOT SATURATED" }
         )
     };
     let (median, low, high) = ratio;
@@ -134,6 +143,5 @@ mod tests {
             text,
             r#"{"schema":1,"cases":[{"proxy":"nginx","mode":"plain","body_bytes":1024,"connections":64,"requests_per_s":0.0,"gb_per_cpu_s":0.0,"p99_ms":0.0,"bytes_copied":0,"bytes_anchored":0,"mismatches":0}]}"#
         );
-        assert_eq!((size(1024), size(1 << 22), size(1000)), ("1 KiB".into(), "4 MiB".into(), "1000 B".into()));
     }
 }

@@ -65,7 +65,7 @@ fn config(dir: &Path, listen: SocketAddr) -> String {
     format!(
         "{user}\nworker_processes 1;\npid {dir}/files.pid;\nevents {{ worker_connections 4096; }}\nhttp {{\n\
          client_body_temp_path {dir}/b;\nproxy_temp_path {dir}/p;\nfastcgi_temp_path {dir}/f;\nuwsgi_temp_path {dir}/u;\n\
-         scgi_temp_path {dir}/s;\naccess_log off;\nsendfile on;\nsendfile_max_chunk 512k;\ntcp_nopush on;\n\
+         scgi_temp_path {dir}/s;\naccess_log off;\nsendfile on;\n\
          keepalive_requests 100000000;\nkeepalive_timeout 600s;\nopen_file_cache max=100;\n\
          server {{ listen {listen} backlog=4096; root {dir}; }}\n}}\n"
     )

@@ -1,7 +1,8 @@
 //! Real proxies, backends, clients and load generators as fixtures; for tests and bench only.
 //!
 //! In the order of the path of the data: [`client`] -> [`proxy`] -> [`backend`] (misbehaves on demand) or [`files`]
-//! (nginx with sendfile). [`twin`] sends one exchange through two proxies and says where they differ; [`engine`] reads
+//! (nginx with sendfile). For measuring: [`load`] -> [`proxy`] or [`relay`] -> [`origin`], each in a [`place`], maybe with a
+//! [`network`] between them. [`twin`] sends one exchange through two proxies and says where they differ; [`engine`] reads
 //! the counters of the library in a proxy.
 
 pub mod backend;
@@ -13,14 +14,18 @@ pub mod engine;
 mod error;
 pub mod files;
 pub mod http;
+pub mod load;
+pub mod network;
+pub mod origin;
+pub mod place;
 pub mod ports;
 pub mod proc;
 pub mod process;
 pub mod proxy;
+pub mod relay;
 pub mod tls;
 pub mod tools;
 pub mod twin;
 pub mod wait;
-pub mod wrk;
 
 pub use error::LabError;

@@ -35,6 +35,7 @@ struct Stat {
     parent: u32,
     group: u32,
     zombie: bool,
+    user: Duration,
     user_and_system: Duration,
 }
 
@@ -42,11 +43,13 @@ fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name stands in parentheses and may hold anything, parentheses too.
     let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_ascii_whitespace().collect();
-    let ticks = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
+    let user = fields.get(11)?.parse::<u32>().ok()?;
+    let ticks = user + fields.get(12)?.parse::<u32>().ok()?;
     Some(Stat {
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         zombie: matches!(*fields.first()?, "Z" | "X"),
+        user: TICK * user,
         user_and_system: TICK * ticks,
     })
 }
@@ -66,6 +69,36 @@ pub fn cpu(pid: u32) -> Duration {
         Some(ns) if ns > 0 => Duration::from_nanos(ns),
         _ => stat(pid).map_or(Duration::ZERO, |s| s.user_and_system),
     }
+}
+
+/// How long the busiest thread of a process ran, and how long it was ready and waited for a CPU.
+///
+/// Both together, over the time that went by, say whether the thread could have done more: 1 is saturated. (Of a thread
+/// that waits, somebody else has the CPU: it is still the limit.) Of `threads` it is the one with the largest growth
+/// that counts, so all of them are given, by thread id. Empty where the kernel has no `schedstat`.
+pub fn ready(pid: u32) -> BTreeMap<u32, Duration> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let read = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let both = text.split_ascii_whitespace().take(2).map(|ns| ns.parse::<u64>().ok()).sum::<Option<u64>>()?;
+        Some((task.file_name().to_str()?.parse().ok()?, Duration::from_nanos(both)))
+    };
+    tasks.filter_map(read).collect()
+}
+
+/// Voluntary and involuntary context switches of all threads of a process.
+pub fn switches(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of = |text: String| -> u64 {
+        let lines = text.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+        lines.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+    };
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok()).map(of).sum()
+}
+
+/// User and system CPU time of a process, in clock ticks of 10 ms.
+pub fn user_and_system(pid: u32) -> (Duration, Duration) {
+    stat(pid).map_or_else(Default::default, |s| (s.user, s.user_and_system - s.user))
 }
 
 /// Descriptors of a process, counted by kind.
@@ -119,8 +152,22 @@ pub fn maps(pid: u32, file: &Path) -> bool {
 
 /// Resident memory of a process in bytes (`VmRSS`).
 pub fn resident(pid: u32) -> u64 {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The most memory of a process that was resident at once, in bytes (`VmHWM`), since [`reset_peak`].
+pub fn resident_peak(pid: u32) -> u64 {
+    status_bytes(pid, "VmHWM:")
+}
+
+/// Begins a new peak of resident memory. Where the kernel does not let us, the peak is that of the process's life.
+pub fn reset_peak(pid: u32) {
+    let _ = std::fs::write(format!("/proc/{pid}/clear_refs"), "5");
+}
+
+fn status_bytes(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }
@@ -133,7 +180,8 @@ mod tests {
     fn this_process_is_seen() {
         let me = std::process::id();
         assert!(alive(me));
-        assert!(resident(me) > 0);
+        assert!(resident(me) > 0 && resident_peak(me) >= resident(me));
+        assert!(switches(me) > 0 && ready(me).contains_key(&me));
         let before = census(me);
         let pipe = std::io::pipe();
         assert!(pipe.is_ok());

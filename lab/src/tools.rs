@@ -17,8 +17,6 @@ pub enum Tool {
     Haproxy,
     /// Envoy 1.40 of PyPI.
     Envoy,
-    /// The closed-loop load generator.
-    Wrk,
     /// curl of Debian 12.
     Curl,
 }
@@ -46,7 +44,6 @@ impl Tool {
             }
             Self::Haproxy => ("haproxy", "UNDERDECK_LAB_HAPROXY", "/usr/sbin/haproxy".into()),
             Self::Envoy => ("envoy", "UNDERDECK_LAB_ENVOY", lab_dir().join(format!("{site}/envoy/_bin/envoy"))),
-            Self::Wrk => ("wrk", "UNDERDECK_LAB_WRK", "/usr/bin/wrk".into()),
             Self::Curl => ("curl", "UNDERDECK_LAB_CURL", "/usr/bin/curl".into()),
         }
     }

@@ -4,12 +4,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use underdeck_bench::measure::{Bench, Run, Side, spread};
+use underdeck_bench::measure::{Bench, Side};
 use underdeck_bench::report::{Case, Report, head, rows};
+use underdeck_bench::run::{Run, SATURATED, spread};
+use underdeck_bench::size::show;
 use underdeck_bench::verify::verify;
+use underdeck_lab::client::Front;
 use underdeck_lab::proxy::Engine;
-use underdeck_lab::{LabError, engine, tools};
+use underdeck_lab::{LabError, tools};
 
 const SIZES: [u64; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const CONNECTIONS: usize = 64;
@@ -18,16 +22,17 @@ const VERIFY_BYTES: u64 = 512 << 20;
 
 struct Options {
     pairs: usize,
-    seconds: u64,
+    window: Duration,
     json: PathBuf,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { pairs: 3, seconds: 2, json: tools::root().join("target/demo.json") };
+    let mut options =
+        Options { pairs: 5, window: Duration::from_millis(1000), json: tools::root().join("target/demo.json") };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--quick" => (options.pairs, options.seconds) = (1, 1),
+            "--quick" => (options.pairs, options.window) = (1, Duration::from_millis(400)),
             "--json" => options.json = arguments.next().ok_or("--json wants a file")?.into(),
             other => return Err(format!("{other}: unknown option; usage: demo [--quick] [--json FILE]")),
         }
@@ -60,44 +65,63 @@ fn main() -> ExitCode {
 fn demo(options: &Options) -> Result<u64, LabError> {
     let bench = Bench::start(&SIZES, Engine::here()?)?;
     eprintln!(
-        "nginx with 16 buffers of 64 KiB, one worker on one CPU, {CONNECTIONS} connections; {} interleaved pairs of {} s \
-         per size.\nFirst every response of a verification pass is compared with its file, then wrk measures.",
-        options.pairs, options.seconds
+        "nginx with 16 buffers of 64 KiB, one worker on a CPU of its own, clients and backend on another; {CONNECTIONS} \
+         connections;\n{} interleaved pairs of {:.1} s per size. First every response of a verification pass is \
+         compared with its file, then load is measured.",
+        options.pairs,
+        options.window.as_secs_f64()
     );
     println!("{}", head());
     let mut report = Report { schema: 1, cases: Vec::new() };
-    let (mut wrong, mut responses) = (0, 0);
+    let (mut wrong, mut responses, mut resets) = (0, 0, 0);
     for size in SIZES {
         let mut mismatches = [0; 2];
         for (side, count) in Side::BOTH.into_iter().zip(&mut mismatches) {
             let each = (VERIFY_BYTES / size / CONNECTIONS as u64).clamp(2, 32) as usize;
-            let front = bench.proxy(side).front()?;
+            let front = Front::from(bench.side(side).addr()?);
             let verified = verify(&front, &bench.files().path(size), size, CONNECTIONS, each)?;
             *count = verified.mismatches;
             responses += verified.responses;
         }
-        let pairs = bench.pairs(size, CONNECTIONS, options.seconds, options.pairs)?;
+        let pairs = bench.pairs(size, CONNECTIONS, options.window, options.pairs)?;
         let mut cases = Vec::new();
         for (i, side) in Side::BOTH.into_iter().enumerate() {
             let runs: Vec<&Run> = pairs.iter().map(|pair| &pair[i]).collect();
-            // An answer that wrk could not read is no right answer.
-            let failed: u64 = runs.iter().map(|run| run.load.bad_status + run.load.socket_errors).sum();
+            // An answer that could not be read is no right answer.
+            let failed: u64 = runs.iter().map(|run| run.load.bad_status + run.load.failed).sum();
+            resets += runs.iter().map(|run| run.resets).sum::<u64>();
             cases.push(Case::of(side, size, CONNECTIONS, &runs, mismatches[i] + failed));
         }
-        let ratio = spread(pairs.iter().map(|[plain, anchored]| anchored.gb_per_cpu_s() / plain.gb_per_cpu_s()));
+        let ratio = spread(pairs.iter().map(|pair| pair[1].gb_per_cpu_s() / pair[0].gb_per_cpu_s()));
         println!("{}", rows(&cases[0], &cases[1], ratio.unwrap_or_default()));
         wrong += cases.iter().map(|case| case.mismatches).sum::<u64>();
         report.cases.extend(cases);
     }
-    let resets = engine::snapshot(bench.proxy(Side::Anchored)).map_or(0, |it| it.resets + it.panics);
     report
         .save(&options.json)
         .map_err(|error| LabError::Io { what: format!("write {}", options.json.display()), error })?;
     bench.stop()?;
     eprintln!(
         "{responses} responses compared byte by byte, {wrong} wrong; {resets} connections reset by the engine.\n\
-         GB/CPU s: body bytes per second of the proxy's CPU time. p99 is that of a closed loop.\nJSON: {}",
+         GB/CPU s: body bytes per second of the proxy's CPU time. p99: closed loop. core: how much of the time the proxy \
+         ran or was ready to.\nJSON: {}",
         options.json.display()
     );
+    let idle: Vec<String> = report
+        .cases
+        .iter()
+        .filter(|case| !case.is_saturated())
+        .map(|case| format!("{} {}", show(case.body_bytes), case.mode))
+        .collect();
+    if idle.is_empty() {
+        eprintln!("The proxy was the bottleneck in every case.");
+    } else {
+        eprintln!(
+            "NOT SATURATED (below {:.0} %): {}. There clients or backend were the bottleneck, or another program had \
+             their CPU: do not compare these.",
+            SATURATED * 100.0,
+            idle.join(", ")
+        );
+    }
     Ok(wrong + resets)
 }

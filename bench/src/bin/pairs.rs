@@ -1,12 +1,14 @@
 //! CPU per request of small bodies, plain and under Underdeck, in interleaved pairs.
 //!
-//! `pairs [--pairs N] [--seconds N] [--limit PERCENT] [SIZE…]`: default 7 pairs of 2 s, 1024 and 16384 bytes. With
+//! `pairs [--pairs N] [--seconds N] [--limit PERCENT] [SIZE…]`: default 7 pairs of 2 s, `1k` and `16k`. With
 //! `--limit`, exit code 1 if the median costs more CPU per request than that.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use underdeck_bench::measure::{Bench, spread};
-use underdeck_bench::report;
+use underdeck_bench::measure::Bench;
+use underdeck_bench::run::spread;
+use underdeck_bench::size;
 use underdeck_lab::LabError;
 use underdeck_lab::proxy::Engine;
 
@@ -14,30 +16,31 @@ const CONNECTIONS: usize = 64;
 
 struct Options {
     pairs: usize,
-    seconds: u64,
+    seconds: f64,
     limit: Option<f64>,
     sizes: Vec<u64>,
 }
 
-fn options() -> Option<Options> {
-    let mut options = Options { pairs: 7, seconds: 2, limit: None, sizes: Vec::new() };
-    let mut arguments = std::env::args().skip(1);
+fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
+    let mut options = Options { pairs: 7, seconds: 2.0, limit: None, sizes: Vec::new() };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--pairs" => options.pairs = arguments.next()?.parse().ok()?,
-            "--seconds" => options.seconds = arguments.next()?.parse().ok()?,
+            "--pairs" => options.pairs = arguments.next()?.parse().ok().filter(|it| *it > 0)?,
+            "--seconds" => {
+                options.seconds = arguments.next()?.parse().ok().filter(|it: &f64| (0.01..=600.0).contains(it))?
+            }
             "--limit" => options.limit = Some(arguments.next()?.parse().ok()?),
-            size => options.sizes.push(size.parse().ok()?),
+            text => options.sizes.push(size::parse(text)?),
         }
     }
     if options.sizes.is_empty() {
-        options.sizes = vec![1024, 16_384];
+        options.sizes = vec![1 << 10, 16 << 10];
     }
     Some(options)
 }
 
 fn main() -> ExitCode {
-    let Some(options) = options() else {
+    let Some(options) = options(std::env::args().skip(1)) else {
         eprintln!("usage: pairs [--pairs N] [--seconds N] [--limit PERCENT] [SIZE…]");
         return ExitCode::from(2);
     };
@@ -55,15 +58,14 @@ fn run(options: &Options) -> Result<bool, LabError> {
     let bench = Bench::start(&options.sizes, Engine::here()?)?;
     let mut within = true;
     for size in options.sizes.iter().copied() {
-        let pairs = bench.pairs(size, CONNECTIONS, options.seconds, options.pairs)?;
+        let pairs = bench.pairs(size, CONNECTIONS, Duration::from_secs_f64(options.seconds), options.pairs)?;
         let cost = |side: usize| spread(pairs.iter().map(|pair| pair[side].cpu_us_per_request())).unwrap_or_default().0;
-        let extra = pairs
-            .iter()
-            .map(|[plain, anchored]| (anchored.cpu_us_per_request() / plain.cpu_us_per_request() - 1.0) * 100.0);
+        let extra =
+            pairs.iter().map(|pair| (pair[1].cpu_us_per_request() / pair[0].cpu_us_per_request() - 1.0) * 100.0);
         let (median, low, high) = spread(extra).unwrap_or_default();
         println!(
             "{:>8}: plain {:.2} us, underdeck {:.2} us of CPU per request; {median:+.1} % ({low:+.1}..{high:+.1}), {} pairs",
-            report::size(size),
+            size::show(size),
             cost(0),
             cost(1),
             pairs.len()
@@ -72,4 +74,29 @@ fn run(options: &Options) -> Result<bool, LabError> {
     }
     bench.stop()?;
     Ok(within)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Option<Options> {
+        options(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn the_makefile_asks_in_words_that_are_understood() {
+        let makefile = std::fs::read_to_string(underdeck_lab::tools::root().join("Makefile")).expect("a Makefile");
+        let (_, line) = makefile.split_once("release/pairs ").expect("it calls pairs");
+        let it = read(line.lines().next().unwrap_or_default()).expect("understood");
+        assert_eq!(it.sizes, [1 << 10, 16 << 10]);
+    }
+
+    #[test]
+    fn sizes_may_have_units_and_nonsense_is_refused() {
+        assert_eq!(read("--pairs 3 1k 16k 1m 77").expect("understood").sizes, [1 << 10, 16 << 10, 1 << 20, 77]);
+        for wrong in ["1x", "--pairs", "--pairs 0", "--seconds -1 1k", "--limit x"] {
+            assert!(read(wrong).is_none(), "{wrong}");
+        }
+    }
 }

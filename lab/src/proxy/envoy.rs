@@ -33,19 +33,27 @@ impl Default for Envoy {
 }
 
 impl Envoy {
-    pub(super) fn command(&self, dir: &Path, listen: SocketAddr, backend: SocketAddr) -> Result<Command, LabError> {
+    pub(super) fn command(
+        &self,
+        dir: &Path,
+        listen: SocketAddr,
+        backend: SocketAddr,
+        log: bool,
+    ) -> Result<Command, LabError> {
         let at =
             |addr: SocketAddr| json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}});
+        let access_log = json!({"name": "file", "typed_config": {
+            "@type": FILE_LOG, "path": dir.join("access.log"),
+            "log_format": {"text_format_source": {"inline_string": FORMAT}},
+        }});
+        let access_logs = if log { vec![access_log] } else { Vec::new() };
         let manager = json!({
             "@type": HCM, "stat_prefix": "lab", "codec_type": "HTTP1", "generate_request_id": false,
             "http_protocol_options": {
                 "accept_http_10": true, "default_host_for_http_10": "lab.test", "enable_trailers": true,
             },
             "upgrade_configs": [{"upgrade_type": "websocket"}],
-            "access_log": [{"name": "file", "typed_config": {
-                "@type": FILE_LOG, "path": dir.join("access.log"),
-                "log_format": {"text_format_source": {"inline_string": FORMAT}},
-            }}],
+            "access_log": access_logs,
             "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": [
                 {"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}},
             ]}]},

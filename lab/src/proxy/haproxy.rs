@@ -39,16 +39,18 @@ impl Haproxy {
         listen: SocketAddr,
         backend: SocketAddr,
         certificate: Option<&Certificate>,
+        log: bool,
     ) -> Result<Command, LabError> {
         let user = worker_user().map(|user| format!("user {user}\n    group {user}")).unwrap_or_default();
         let bufsize = self.bufsize.map(|bytes| format!("tune.bufsize {bytes}")).unwrap_or_default();
         let splice = if self.splice { "option splice-auto" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
+        let log = if log { "log global" } else { "no log" };
         let Self { threads, connections, .. } = self;
         let config = format!(
             "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
-             defaults\n    mode http\n    log global\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
+             defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
              timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
              frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
              backend backend\n    http-reuse {reuse}\n    server one {backend}\n"

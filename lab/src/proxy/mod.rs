@@ -20,9 +20,10 @@ pub use nginx::{Buffers, Nginx};
 
 use crate::client::Front;
 use crate::error::While;
+use crate::place::Place;
 use crate::ports::Port;
 use crate::proc::Census;
-use crate::process::{Process, limit_descriptors, pin};
+use crate::process::{Process, limit_descriptors};
 use crate::tls::Certificate;
 use crate::{LabError, proc, tools, wait};
 
@@ -93,6 +94,17 @@ pub enum Mode {
     Underdeck(Engine),
 }
 
+/// Where and with what a proxy runs.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// CPUs, network namespace, address.
+    pub place: Place,
+    /// `RLIMIT_NOFILE`. None: as it is.
+    pub descriptors: Option<u64>,
+    /// Whether it writes an access log.
+    pub access_log: bool,
+}
+
 /// A running proxy. Dropping it kills it.
 #[derive(Debug)]
 pub struct Proxy {
@@ -100,6 +112,7 @@ pub struct Proxy {
     process: Process,
     port: Port,
     certificate: Option<Certificate>,
+    place: Place,
     // Last: the directory goes when the processes are gone.
     dir: TempDir,
 }
@@ -171,24 +184,35 @@ impl Proxy {
         cpus: &[usize],
         descriptors: Option<u64>,
     ) -> Result<Self, LabError> {
+        Self::start_at(spec, mode, backend, &Surroundings { place: Place::on(cpus), descriptors, access_log: true })
+    }
+
+    /// Starts a proxy in surroundings of any kind.
+    pub fn start_at(
+        spec: &Spec,
+        mode: &Mode,
+        backend: SocketAddr,
+        surroundings: &Surroundings,
+    ) -> Result<Self, LabError> {
+        let Surroundings { place, descriptors, access_log: log } = surroundings;
         let dir = directory()?;
-        let port = Port::free()?;
+        let port = place.within(|| Port::free_at(place.ip()))?;
         let certificate = spec.tls().then(|| Certificate::make(dir.path())).transpose()?;
         let mut command = match spec {
-            Spec::Nginx(nginx) => nginx.command(dir.path(), port.addr(), backend, certificate.as_ref())?,
-            Spec::Haproxy(haproxy) => haproxy.command(dir.path(), port.addr(), backend, certificate.as_ref())?,
-            Spec::Envoy(envoy) => envoy.command(dir.path(), port.addr(), backend)?,
+            Spec::Nginx(nginx) => nginx.command(dir.path(), port.addr(), backend, certificate.as_ref(), *log)?,
+            Spec::Haproxy(haproxy) => haproxy.command(dir.path(), port.addr(), backend, certificate.as_ref(), *log)?,
+            Spec::Envoy(envoy) => envoy.command(dir.path(), port.addr(), backend, *log)?,
         };
         if let Mode::Underdeck(engine) = mode {
             engine.apply(&mut command);
         }
-        pin(&mut command, cpus);
+        place.apply(&mut command);
         if let Some(descriptors) = descriptors {
-            limit_descriptors(&mut command, descriptors);
+            limit_descriptors(&mut command, *descriptors);
         }
         let mut process = Process::spawn(spec.name(), dir.path(), command)?;
-        ready(&mut process, port.addr())?;
-        let proxy = Self { spec: spec.clone(), process, port, certificate, dir };
+        place.within(|| ready(&mut process, port.addr()))?;
+        let proxy = Self { spec: spec.clone(), process, port, certificate, place: place.clone(), dir };
         // nginx's master listens before its workers exist.
         let workers = if let Spec::Nginx(nginx) = spec { nginx.workers } else { 1 };
         wait::until(format!("{} has {workers} workers", spec.name()), READY, || {
@@ -277,14 +301,15 @@ impl Proxy {
 
     /// Stops it and checks that nothing of it is left: processes, named temp files, the port, shared memory.
     pub fn stop(self) -> Result<(), LabError> {
-        let Self { spec, process, port, dir, .. } = self;
+        let Self { spec, process, port, place, dir, .. } = self;
         let crashed = process.pids().is_empty();
         let leftover = |what: String| Err(LabError::Leftover { name: spec.name().to_owned(), what });
         if crashed {
             return leftover(format!("it had ended by itself: {}", process.stderr_tail()));
         }
         process.stop()?;
-        if TcpStream::connect_timeout(&port.addr(), Duration::from_millis(200)).is_ok() {
+        let probe = || Ok(TcpStream::connect_timeout(&port.addr(), Duration::from_millis(200)).is_ok());
+        if place.within(probe)? {
             return leftover(format!("somebody still listens on {}", port.addr()));
         }
         let shm = proc::shared_memory_left();

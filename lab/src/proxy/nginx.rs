@@ -85,8 +85,9 @@ impl Nginx {
         listen: SocketAddr,
         backend: SocketAddr,
         certificate: Option<&Certificate>,
+        log: bool,
     ) -> Result<Command, LabError> {
-        let config = self.config(dir, listen, backend, certificate);
+        let config = self.config(dir, listen, backend, certificate, log);
         let config = write(dir, "nginx.conf", &config)?;
         let program = self.tool.path()?;
         let mut command = if self.orphan { Command::new("sh") } else { Command::new(&program) };
@@ -100,7 +101,14 @@ impl Nginx {
         Ok(command)
     }
 
-    fn config(&self, dir: &Path, listen: SocketAddr, backend: SocketAddr, certificate: Option<&Certificate>) -> String {
+    fn config(
+        &self,
+        dir: &Path,
+        listen: SocketAddr,
+        backend: SocketAddr,
+        certificate: Option<&Certificate>,
+        log: bool,
+    ) -> String {
         let mut server = String::new();
         self.proxy_lines(&mut server);
         let ssl = if certificate.is_some() { " ssl" } else { "" };
@@ -116,7 +124,8 @@ impl Nginx {
             true => format!("proxy_cache_path {dir}/cache keys_zone=lab:1m inactive=10m;"),
             false => String::new(),
         };
-        let log = "$request_uri $status $bytes_sent $body_bytes_sent $request_length $upstream_bytes_received \
+        let access_log = if log { format!("{dir}/access.log lab") } else { "off".to_owned() };
+        let format = "$request_uri $status $bytes_sent $body_bytes_sent $request_length $upstream_bytes_received \
                    $upstream_bytes_sent $request_completion";
         format!(
             "{user}\nworker_processes {workers};\npid {dir}/nginx.pid;\nerror_log {dir}/error.log info;\n{main}\n\
@@ -124,7 +133,7 @@ impl Nginx {
              http {{\n\
              client_body_temp_path {dir}/body_temp;\nproxy_temp_path {dir}/proxy_temp;\n\
              fastcgi_temp_path {dir}/fastcgi_temp;\nuwsgi_temp_path {dir}/uwsgi_temp;\nscgi_temp_path {dir}/scgi_temp;\n\
-             log_format lab '{log}';\naccess_log {dir}/access.log lab;\n\
+             log_format lab '{format}';\naccess_log {access_log};\n\
              client_max_body_size 0;\nkeepalive_requests 1000000;\nsendfile on;\nserver_tokens off;\n{cache}\n\
              map $http_upgrade $lab_connection {{ default upgrade; '' {connection}; }}\n\
              upstream backend {{ server {backend}; {keepalive} }}\n\
