@@ -33,7 +33,7 @@ test: build
 	$(CARGO) test --workspace --exclude underdeck-tests --exclude underdeck-protocols --exclude underdeck-anchor
 	$(CARGO) test -p underdeck-anchor
 	$(CARGO) test -p underdeck-protocols --features kernel
-	$(CARGO) test -p underdeck-tests -- --nocapture --test-threads=2
+	$(CARGO) test -p underdeck-tests -- --nocapture
 
 clean:
 	$(CARGO) clean
