@@ -1,6 +1,7 @@
 //! Random exchanges through all proxies at once. `UNDERDECK_SOAK_SECONDS` (default 60), `UNDERDECK_SOAK_SEED`,
 //! `UNDERDECK_SOAK_ONLY` (`nginx`, `haproxy` or `envoy`).
 
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,9 +15,32 @@ use underdeck_tests::matrix::{Lane, SETTLE};
 use underdeck_tests::soak::exchange;
 
 const CLIENTS: u64 = 10;
+/// An exchange that takes longer is about to be given up.
+const STUCK: Duration = Duration::from_secs(20);
 
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
+}
+
+/// When each client began its present exchange.
+type Begun = [Mutex<Option<Instant>>];
+
+/// Waits until a client seems to be stuck, and tells where the bytes are: `ss` of that moment. None: none was.
+fn watch(begun: &Begun, stop: &AtomicBool) -> Option<String> {
+    while !stop.load(Ordering::Relaxed) {
+        let stuck = |it: &Mutex<Option<Instant>>| it.lock().is_ok_and(|at| at.is_some_and(|at| at.elapsed() > STUCK));
+        if begun.iter().any(stuck) {
+            let sockets = Command::new("ss").args(["-tnmoiO", "src", "127.0.0.1"]).output().ok()?;
+            let queued = |line: &&str| {
+                line.split_whitespace().nth(1) != Some("0") || line.split_whitespace().nth(2) != Some("0")
+            };
+            return Some(
+                String::from_utf8_lossy(&sockets.stdout).lines().filter(queued).collect::<Vec<_>>().join("\n"),
+            );
+        }
+        std::thread::park_timeout(Duration::from_secs(1));
+    }
+    None
 }
 
 fn lanes() -> Vec<Lane> {
@@ -50,9 +74,13 @@ fn soak() {
     let broken: Vec<AtomicU64> = lanes.iter().map(|_| AtomicU64::new(0)).collect();
     let (wrong, sent, stop) = (Mutex::new(Vec::new()), AtomicU64::new(0), AtomicBool::new(false));
     let deadline = Instant::now() + length;
-    std::thread::scope(|scope| {
+    let begun: Vec<Mutex<Option<Instant>>> = (0..CLIENTS).map(|_| Mutex::new(None)).collect();
+    let (running, over) = (AtomicU64::new(CLIENTS), AtomicBool::new(false));
+    let stuck = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&begun, &over));
         for client in 0..CLIENTS {
             let (lanes, broken, wrong, sent, stop) = (&lanes, &broken, &wrong, &sent, &stop);
+            let (begun, running, over) = (&begun[client as usize], &running, &over);
             scope.spawn(move || {
                 let mut rng = Rng::new(seed.wrapping_add(client << 40));
                 let mut count = 0;
@@ -68,6 +96,7 @@ fn soak() {
                     let lane = &lanes[at];
                     // The access logs of a run of hours are not read again and again.
                     let side = Side { proxy: None, ..lane.side() };
+                    *begun.lock().expect("no client panics") = Some(Instant::now());
                     let found = match observe(&it, side) {
                         Ok(seen) => judge(&it, &seen),
                         Err(error) => vec![error.to_string()],
@@ -81,8 +110,11 @@ fn soak() {
                         wrong.lock().expect("no client panics").push(format!("{place}: {found:?}\n{it:?}\n{said}"));
                     }
                 }
+                *begun.lock().expect("no client panics") = None;
+                over.store(running.fetch_sub(1, Ordering::Relaxed) == 1, Ordering::Relaxed);
             });
         }
+        watcher.join().expect("the watcher does not panic")
     });
     let mut wrong = wrong.into_inner().expect("no client panics");
     for (lane, broken) in lanes.iter().zip(&broken).filter(|(lane, _)| lane.has_engine()) {
@@ -100,6 +132,10 @@ fn soak() {
         }
     }
     let sent = sent.into_inner();
-    assert!(wrong.is_empty(), "UNDERDECK_SOAK_SEED={seed}, after {sent} exchanges:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "UNDERDECK_SOAK_SEED={seed}, after {sent} exchanges:\n{}",
+        wrong.join("\n") + &stuck.map_or_else(String::new, |it| format!("\nwhere an exchange was stuck:\n{it}"))
+    );
     eprintln!("soak: {sent} exchanges, all right");
 }

@@ -16,7 +16,7 @@ use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
 use crate::socket::{Link, Socket};
-use crate::{iov, sys};
+use crate::{batch, iov, sys};
 
 /// One call of the application.
 struct Call<'a> {
@@ -92,8 +92,14 @@ fn send_all(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -
     while call.done < call.size {
         match step(engine, socket, &mut call) {
             Ok(()) => {}
-            Err(Stop::Kernel(error)) if call.done == 0 => return Err(error),
-            Err(Stop::Kernel(Errno::EAGAIN)) => break,
+            Err(Stop::Kernel(error)) if call.done == 0 => {
+                batch::told(socket);
+                return Err(error);
+            }
+            Err(Stop::Kernel(Errno::EAGAIN)) => {
+                batch::told(socket);
+                break;
+            }
             Err(Stop::Kernel(error)) => {
                 socket.tx_error = error.into_raw();
                 break;
@@ -133,6 +139,15 @@ pub(crate) fn put_back_all(
 
 /// Sends what is held back, because bytes follow that are no placeholder: the application moves them itself.
 pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usize> {
+    if let Err(stop) = leave(engine, socket) {
+        return Err(match stop {
+            Stop::Kernel(error) => error,
+            Stop::Doubt(why) => {
+                doubt(engine, socket, why);
+                Errno::ECONNRESET
+            }
+        });
+    }
     while let Some(owed) = socket.owed.take() {
         let sent = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE);
         let n = *sent.as_ref().unwrap_or(&0);
@@ -146,7 +161,10 @@ pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usi
 }
 
 /// Sends what is held back although the application believes it sent; before the sending side is closed.
-pub(crate) fn flush(socket: &mut Socket) {
+pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
+    if leave(engine, socket).is_err() {
+        return doubt(engine, socket, "payload that was accepted cannot be sent");
+    }
     if let Some(owed) = socket.owed.take() {
         let _ = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     }
@@ -156,16 +174,20 @@ pub(crate) fn flush(socket: &mut Socket) {
 pub(crate) fn doubt(engine: &Engine, socket: &mut Socket, why: &'static str) {
     engine.stats.reset();
     eprintln!("underdeck: connection of descriptor {} reset: {why}", socket.fd);
+    socket.batch = None;
     sys::reset(socket.fd);
     socket.pass();
 }
 
 fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
     let Some(link) = socket.link.filter(|link| link.left > 0) else { return search(engine, socket, call) };
+    if socket.batch.as_ref().is_some_and(|batch| batch.vpi != link.vpi) {
+        leave(engine, socket)?;
+    }
     let anchor = anchor::lookup(link.vpi);
     let segment = anchor.as_ref().and_then(|anchor| anchor.segment_at(link.offset));
     match (anchor, segment) {
-        (Some(anchor), Some(segment)) if segment.next() == link.offset => {
+        (Some(anchor), Some(segment)) if socket.next_of(link.vpi, segment) == link.offset => {
             follow(engine, socket, call, link, anchor, segment)
         }
         (anchor, _) => {
@@ -189,7 +211,7 @@ fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(
     if let Sighting::Mark(_, mark) = sighting
         && let Ok((anchor, segment, offset)) = genuine(&mark)
     {
-        let gap = gap_before(segment, offset, at)?;
+        let gap = gap_before(socket.next_of(anchor.vpi, segment), offset, at)?;
         if plain > gap {
             drop(anchor);
             return send_plain(engine, socket, call, plain - gap, true);
@@ -208,8 +230,8 @@ fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(
 
 /// How many bytes before a mark belong to its segment: the mark may not be the first of its piece, and then the bytes
 /// before it must be the next ones in turn.
-fn gap_before(segment: Segment, offset: u64, at: usize) -> Result<usize, Stop> {
-    match offset.checked_sub(segment.next()) {
+fn gap_before(next: u64, offset: u64, at: usize) -> Result<usize, Stop> {
+    match offset.checked_sub(next) {
         None => Err(Stop::Doubt("a placeholder whose payload was sent already")),
         Some(gap) if gap >= UNMARKED_MOST || gap > at as u64 => {
             Err(Stop::Doubt("a placeholder whose beginning is missing"))
@@ -245,10 +267,11 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     }
     if known == MARK {
         let (anchor, segment, offset) = genuine(&Mark::decode(&bytes))?;
-        if offset < segment.next() {
+        let next = socket.next_of(anchor.vpi, segment);
+        if offset < next {
             return Err(Stop::Doubt("a placeholder whose payload was sent already"));
         }
-        if offset > segment.next() {
+        if offset > next {
             return Err(Stop::Doubt("a placeholder whose beginning is missing"));
         }
         start(socket, anchor, segment);
@@ -274,12 +297,14 @@ fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), S
 /// The next byte is the first of `segment` that has not left yet.
 fn start(socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: Segment) {
     anchor.touch();
-    let by_copy = match socket.link {
-        Some(link) if link.vpi == anchor.vpi => link.by_copy,
-        _ => !sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(),
+    let (by_copy, is_proven) = match socket.link {
+        Some(link) if link.vpi == anchor.vpi => (link.by_copy, link.is_proven),
+        _ => (!sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(), false),
     };
     let (vpi, message) = (anchor.vpi, anchor.message);
-    socket.link = Some(Link { vpi, message, offset: segment.next(), left: segment.left(), by_copy });
+    let offset = socket.next_of(vpi, segment);
+    let left = (segment.start + u64::from(segment.len) - offset) as u32;
+    socket.link = Some(Link { vpi, message, offset, left, by_copy, is_proven });
 }
 
 /// Sends `len` bytes as they are.
@@ -289,12 +314,21 @@ fn send_plain(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, len: us
         call.done += len;
         return Ok(());
     }
+    leave(engine, socket)?;
     let part = iov::Part::new(call.iov, call.size, call.done, len);
     let flags = call.flags | if more || part.bytes() < len { libc::MSG_MORE } else { 0 };
     let n = sys::send(socket.fd, part.slices(), flags)?;
     socket.sent(engine, call.iov, call.done, n);
     call.done += n;
     Ok(())
+}
+
+/// Sends what waits, because something else follows it.
+fn leave(engine: &Engine, socket: &mut Socket) -> Result<(), Stop> {
+    batch::leave(engine, socket, true).map_err(|refusal| match refusal {
+        Refusal::Kernel(error) => Stop::Kernel(error),
+        Refusal::Unspliceable | Refusal::Gone => Stop::Doubt("payload that was accepted cannot be sent"),
+    })
 }
 
 fn copy_bytes(call: &Call<'_>, len: usize, to: &mut [u8]) {
@@ -340,10 +374,11 @@ fn follow(
     let piece =
         piece + following(engine, &anchor, link.offset + piece as u64, call, call.done + piece, rest.min(due) - piece);
     let more = piece < rest;
-    match anchor.forward(engine, link.offset, piece, socket.fd, more, call.flags) {
+    match batch::forward(engine, socket, &mut anchor, link, piece, more, call.flags) {
         Ok(0) => Err(Stop::Kernel(Errno::EAGAIN)),
         Ok(n) => {
             drop(anchor);
+            socket.link = Some(Link { is_proven: true, ..link });
             socket.skipped_tx(engine, n);
             call.done += n;
             advance(socket, n);
@@ -374,8 +409,8 @@ fn following(engine: &Engine, anchor: &Anchor, offset: u64, call: &Call<'_>, at:
     len
 }
 
-/// Moves the link on by `n` bytes; carries it over into a segment whose beginning left earlier. At the end of a segment it
-/// stays, so that it is known what was being sent when the connection is closed.
+/// Moves the link on by `n` bytes, and over into the segment in whose middle that ends. At the end of a segment it stays, so
+/// that it is known what was being sent when the connection is closed.
 fn advance(socket: &mut Socket, n: usize) {
     let Some(link) = &mut socket.link else { return };
     link.offset += n as u64;
@@ -384,7 +419,8 @@ fn advance(socket: &mut Socket, n: usize) {
         return;
     }
     let here = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset));
-    link.left = here.filter(|segment| segment.taken > 0).map_or(0, |segment| segment.left());
+    let begun = here.filter(|segment| segment.start < link.offset);
+    link.left = begun.map_or(0, |segment| (segment.start + u64::from(segment.len) - link.offset) as u32);
 }
 
 /// Checks every mark that must stand in `len` bytes of the call from `begin` on, the first of which is `offset`.

@@ -7,12 +7,14 @@
 //! 3. [`ingress`]: the head is copied to the proxy; the protocol program says that payload follows.
 //! 4. [`anchor`], [`pipe`], [`mark`]: the payload moves into a pipe, a placeholder into the proxy's buffer.
 //! 5. [`egress`]: the proxy sends its own head and the placeholder; the payload moves from the pipe to the client.
+//!    Small pieces wait for each other in [`batch`].
 //! 6. [`tls`], [`exits`]: where it goes to a TLS library, a file or a compressor instead, the payload is put back.
 //!
 //! Around it: [`config`] (the environment), [`engine`] (what a process has once), [`routes`] (what was learnt of a peer),
 //! [`lifecycle`] (how connections begin and end), [`sys`] and [`iov`] (system calls, lists of buffers).
 
 mod anchor;
+mod batch;
 mod config;
 mod egress;
 mod engine;
@@ -44,11 +46,15 @@ extern "C" fn loaded() {
         // A message on the proxy's standard error would be taken for one of its own.
         std::panic::set_hook(Box::new(|_| {}));
         // SAFETY: the handler is a function of this library, which is never unloaded.
-        let registered = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        let registered = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
         if registered == 0 {
             engine::allow();
         }
     });
+}
+
+unsafe extern "C" fn before_fork() {
+    hooks::quietly(true, || batch::before_events(true));
 }
 
 unsafe extern "C" fn after_fork() {

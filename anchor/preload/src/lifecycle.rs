@@ -90,7 +90,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         return true;
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
-        egress::flush(&mut socket);
+        egress::flush(engine, &mut socket);
         socket.abandon(engine);
         socket.detach(engine);
         table::recycle(cell);
@@ -117,15 +117,18 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
 
 /// A connection leaves for another process: whoever reads it there must find every byte.
 pub(crate) fn shared(fd: c_int) {
-    if let Some(cell) = table::socket(fd) {
-        cell.with(fd, |socket| socket.copies = Some(Reason::CallFlags));
+    if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
+        cell.with(fd, |socket| {
+            egress::flush(engine, socket);
+            socket.copies = Some(Reason::CallFlags);
+        });
     }
 }
 
 /// The sending side is about to be shut down.
 pub(crate) fn shutting_down(fd: c_int) {
-    if let Some(cell) = table::socket(fd) {
-        cell.with(fd, egress::flush);
+    if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
+        cell.with(fd, |socket| egress::flush(engine, socket));
     }
 }
 

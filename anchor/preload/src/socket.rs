@@ -7,6 +7,8 @@ use libc::iovec;
 use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
 use underdeck_stats::{Block, Reason, Role};
 
+use crate::anchor::Segment;
+use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
 use crate::{anchor, iov};
@@ -26,6 +28,8 @@ pub(crate) struct Link {
     pub(crate) left: u32,
     /// The bytes must be put back into the application's buffer instead of being spliced.
     pub(crate) by_copy: bool,
+    /// The connection has taken spliced bytes of this anchor.
+    pub(crate) is_proven: bool,
 }
 
 /// Open connections by role that nobody follows. What is sent on them is framed where the engine does not see it, so that
@@ -66,6 +70,8 @@ pub(crate) struct Socket {
     /// Where payload of the present span goes.
     pub(crate) anchor: Option<Vpi>,
     pub(crate) link: Option<Link>,
+    /// Payload that was accepted and has not left yet.
+    pub(crate) batch: Option<Box<Batch>>,
     /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
     pub(crate) tls: Option<Box<crate::tls::Tls>>,
     /// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
@@ -130,6 +136,7 @@ impl Socket {
             message: anchor::new_message(),
             anchor: None,
             link: None,
+            batch: None,
             tls: None,
             owed: None,
             rx_error: 0,
@@ -294,6 +301,17 @@ impl Socket {
             Place::Opaque(left) if left >= len as u64 => self.tx.skip_opaque(len as u64),
             Place::Passed => {}
             _ => self.pass(),
+        }
+    }
+
+    /// The offset of the first byte of a segment that was not accepted for sending here.
+    pub(crate) fn next_of(&self, vpi: Vpi, segment: Segment) -> u64 {
+        let next = segment.next();
+        match &self.batch {
+            Some(batch) if batch.vpi == vpi && (batch.offset..batch.end()).contains(&next) => {
+                batch.end().min(segment.start + u64::from(segment.len))
+            }
+            _ => next,
         }
     }
 

@@ -174,6 +174,24 @@ pub(crate) fn exists(path: &core::ffi::CStr) -> bool {
     unsafe { syscall!(Sysno::faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) }.is_ok()
 }
 
+/// Bytes that the kernel would still take for sending on a socket; 0 where it does not tell (`SO_MEMINFO`, Linux 4.12).
+pub(crate) fn send_room(fd: c_int) -> usize {
+    // Indices of `SK_MEMINFO_WMEM_ALLOC`, `SK_MEMINFO_SNDBUF` and `SK_MEMINFO_WMEM_QUEUED` (linux/sock_diag.h).
+    const ALLOCATED: usize = 2;
+    const BUFFER: usize = 3;
+    const QUEUED: usize = 5;
+    const SO_MEMINFO: c_int = 55;
+    let mut figures = [0u32; 9];
+    let mut length = size_of_val(&figures) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes there.
+    let result =
+        unsafe { syscall!(Sysno::getsockopt, fd, libc::SOL_SOCKET, SO_MEMINFO, &raw mut figures, &raw mut length) };
+    if result.is_err() || (length as usize) < (QUEUED + 1) * size_of::<u32>() {
+        return 0;
+    }
+    figures[BUFFER].saturating_sub(figures[ALLOCATED].max(figures[QUEUED])) as usize
+}
+
 /// Coarse monotonic time in seconds, cheap enough for hot paths (vDSO).
 pub(crate) fn seconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

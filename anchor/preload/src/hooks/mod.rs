@@ -96,7 +96,7 @@ pub(crate) fn on(
 /// The application is about to move bytes to `fd` that the engine does not see. An answer: it cannot yet.
 pub(crate) fn before_unseen(fd: c_int) -> Option<ssize_t> {
     let cell = table::socket(fd)?;
-    if !cell.with(fd, |socket| socket.owed.is_some())? {
+    if !cell.with(fd, |socket| socket.owed.is_some() || socket.batch.is_some())? {
         return None;
     }
     on(cell, fd, egress::send_owed).filter(|result| *result < 0)

@@ -1,29 +1,37 @@
-//! epoll_wait: readiness is the kernel's own word; the engine only uses the waiting time to clear up.
+//! epoll_wait: readiness is the kernel's own word; the engine only lets batches leave before, and clears up meanwhile.
 
 use libc::{c_int, c_void, epoll_event};
 
 use super::{fail, next, quietly};
-use crate::{anchor, engine};
+use crate::{anchor, batch, engine};
 
+/// How long a wait may be while accepted payload could not leave, ms.
+const RETRY_MS: c_int = 2;
 /// How long a wait may be before the engine looks again for payload that nobody sends, ms.
 const SLICE_MS: c_int = 1000;
 
-/// Waits by way of `wait(ms)`, in slices while there is something that may have to be cleared up.
+/// Waits by way of `wait(ms)`, in slices while there is something that may have to be done meanwhile.
 fn wait_by(timeout: c_int, wait: impl Fn(c_int) -> c_int) -> c_int {
+    let Some(engine) = engine::running() else { return wait(timeout) };
     let mut left = timeout;
-    while anchor::any_detached() && !(0..=SLICE_MS).contains(&left) {
-        let events = wait(SLICE_MS);
-        if let Some(engine) = engine::running() {
-            quietly((), || anchor::reap(engine));
+    loop {
+        let slice = match quietly(true, || batch::before_events(left != 0)) {
+            false => RETRY_MS,
+            true if anchor::any_detached() => SLICE_MS,
+            true => return wait(left),
+        };
+        if (0..=slice).contains(&left) {
+            return wait(left);
         }
+        let events = wait(slice);
+        quietly((), || anchor::reap(engine));
         if events != 0 {
             return events;
         }
         if left > 0 {
-            left -= SLICE_MS;
+            left -= slice;
         }
     }
-    wait(left)
 }
 
 /// # Safety

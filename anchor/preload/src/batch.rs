@@ -1,0 +1,199 @@
+//! Batches: pieces of payload that were accepted from the application one by one and leave together.
+//!
+//! Many proxies write 8 or 16 KiB at a time, each of which would become a packet of its own. Inside an event loop, pieces
+//! of one segment after the other wait until there are [`MOST`] bytes, until something else is to be sent on the connection,
+//! or until the loop waits for events: nothing is ever delayed beyond that. Bytes are accepted only where the kernel has room
+//! for them for certain, so that what was accepted can also be sent.
+
+use core::cell::{Cell, RefCell};
+
+use libc::c_int;
+use syscalls::Errno;
+
+use crate::anchor::{self, Anchor, Refusal};
+use crate::egress;
+use crate::engine::{self, Engine};
+use crate::hooks::quietly;
+use crate::mark::Vpi;
+use crate::socket::{Link, Socket};
+use crate::{sys, table};
+
+/// Bytes that wait on one connection at most.
+const MOST: usize = 128 << 10;
+
+/// Payload of one anchor that waits, at the end of what was accepted on its connection.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) vpi: Vpi,
+    /// Offset of its first byte in the anchor.
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+    /// What the kernel is sure to take.
+    limit: usize,
+    /// The application knows that the connection takes no more, and comes again.
+    told: bool,
+}
+
+impl Batch {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.len as u64
+    }
+}
+
+thread_local! {
+    /// This thread waits for events with epoll: batches leave there.
+    static IS_LOOP: Cell<bool> = const { Cell::new(false) };
+    static WAITING: RefCell<Waiting> = const { RefCell::new(Waiting { fresh: Vec::new(), older: Vec::new() }) };
+}
+
+/// Descriptors of connections with batches.
+struct Waiting {
+    /// Begun since the loop last looked for events.
+    fresh: Vec<c_int>,
+    older: Vec<c_int>,
+}
+
+impl Drop for Waiting {
+    /// The thread ends.
+    fn drop(&mut self) {
+        for fd in self.older.drain(..).chain(self.fresh.drain(..)) {
+            quietly(true, || leave_at(fd));
+        }
+    }
+}
+
+/// Sends `len` bytes from where the link stands, behind what waits, or lets them wait with it. Returns how many of them were
+/// accepted.
+pub(crate) fn forward(
+    engine: &Engine,
+    socket: &mut Socket,
+    anchor: &mut Anchor,
+    link: Link,
+    len: usize,
+    more: bool,
+    flags: c_int,
+) -> Result<usize, Refusal> {
+    if link.is_proven && accept(socket, link, len) {
+        return Ok(len);
+    }
+    loop {
+        let (from, waiting) = socket.batch.as_ref().map_or((link.offset, 0), |batch| (batch.offset, batch.len));
+        let sent = anchor.forward(engine, from, waiting + len, socket.fd, more, flags)?;
+        if sent > waiting {
+            socket.batch = None;
+            return Ok(sent - waiting);
+        }
+        if sent == 0 {
+            return Ok(0);
+        }
+        moved(socket, sent);
+    }
+}
+
+/// Lets `len` bytes wait, if there is room for them.
+fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
+    if let Some(batch) = &mut socket.batch {
+        let fits = batch.len + len <= batch.limit && !batch.told;
+        batch.len += if fits { len } else { 0 };
+        return fits;
+    }
+    if len > MOST / 2 || !IS_LOOP.get() {
+        return false;
+    }
+    // Half of the room: the kernel counts its own structures as well.
+    let limit = MOST.min(sys::send_room(socket.fd) / 2);
+    if len > limit || !remember(socket.fd) {
+        return false;
+    }
+    let batch = Batch { vpi: link.vpi, offset: link.offset, len, limit, told: false };
+    socket.batch = Some(Box::new(batch));
+    true
+}
+
+/// Has a connection looked after when this thread looks for events. False: not now, in a signal handler for instance.
+fn remember(fd: c_int) -> bool {
+    let remembered = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| it.fresh.push(fd)).is_ok());
+    remembered.unwrap_or(false)
+}
+
+fn moved(socket: &mut Socket, sent: usize) {
+    if let Some(batch) = &mut socket.batch {
+        batch.offset += sent as u64;
+        batch.len -= sent;
+        if batch.len == 0 {
+            socket.batch = None;
+        }
+    }
+}
+
+/// The application was told that the connection takes no more for now.
+pub(crate) fn told(socket: &mut Socket) {
+    if let Some(batch) = &mut socket.batch {
+        batch.told = true;
+    }
+}
+
+/// Sends what waits; `more` follows at once.
+pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<(), Refusal> {
+    while let Some(batch) = &socket.batch {
+        let (vpi, offset, len) = (batch.vpi, batch.offset, batch.len);
+        let mut anchor = anchor::lookup(vpi).ok_or(Refusal::Gone)?;
+        match anchor.forward(engine, offset, len, socket.fd, more, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)? {
+            0 => return Err(Refusal::Kernel(Errno::EAGAIN)),
+            sent => {
+                drop(anchor);
+                moved(socket, sent);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends what waits on a connection of this thread. False: the kernel does not take it after all.
+fn leave_at(fd: c_int) -> bool {
+    let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };
+    let gone = cell.with(fd, |socket| {
+        if socket.batch.as_ref().is_none_or(|batch| batch.told) {
+            return true;
+        }
+        match leave(engine, socket, false) {
+            Ok(()) => true,
+            Err(Refusal::Kernel(Errno::EAGAIN)) => false,
+            Err(Refusal::Kernel(error)) => {
+                socket.batch = None;
+                socket.tx_error = error.into_raw();
+                true
+            }
+            Err(Refusal::Unspliceable | Refusal::Gone) => {
+                egress::doubt(engine, socket, "payload that was accepted cannot be sent");
+                true
+            }
+        }
+    });
+    gone.unwrap_or(true)
+}
+
+/// The thread is about to look for events. `waits`: it may wait for them; otherwise what was begun since the last time may
+/// still grow. False: something could not leave yet, so that the wait must be short.
+pub(crate) fn before_events(waits: bool) -> bool {
+    IS_LOOP.set(true);
+    let due = WAITING.try_with(|waiting| {
+        let Ok(mut waiting) = waiting.try_borrow_mut() else { return Vec::new() };
+        let mut due = core::mem::take(&mut waiting.older);
+        if waits {
+            due.append(&mut waiting.fresh);
+        } else {
+            waiting.older = core::mem::take(&mut waiting.fresh);
+        }
+        due
+    });
+    let Ok(mut due) = due else { return true };
+    due.retain(|fd| !leave_at(*fd));
+    let all_gone = due.is_empty();
+    if !all_gone {
+        for fd in due {
+            remember(fd);
+        }
+    }
+    all_gone
+}
