@@ -20,6 +20,13 @@ pub(crate) fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     unsafe { syscall!(Sysno::recvmsg, fd, &raw const message, flags) }
 }
 
+/// Waits as a blocking `recv(2)` does, and leaves the bytes where they are.
+pub(crate) fn wait_for_bytes(fd: c_int) -> Result<()> {
+    let mut byte = 0u8;
+    // SAFETY: the kernel writes at most one byte.
+    unsafe { syscall!(Sysno::recvfrom, fd, &raw mut byte, 1, libc::MSG_PEEK, 0, 0) }.map(drop)
+}
+
 /// Sends `iov` on a socket.
 pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     if let [one] = iov {

@@ -148,4 +148,23 @@ mod tests {
         write.write_all(b"more").expect("room");
         assert_eq!(stream.read(&mut bytes).ok().map(|_| ()), None, "recv(2) on a pipe is the kernel's error");
     }
+
+    #[test]
+    fn a_read_that_waits_does_not_keep_other_threads_from_the_connection() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+        let stream = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let (mut peer, _) = listener.accept().expect("accepted");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut bytes = [0; 8];
+                (&stream).read(&mut bytes).map(|n| bytes[..n].to_vec()).ok()
+            });
+            // The answer comes only when the other thread has asked for it.
+            (&stream).write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+            let mut request = [0; 18];
+            peer.read_exact(&mut request).expect("received");
+            peer.write_all(b"HTTP/").expect("answered");
+            assert_eq!(waiting.join().expect("no panic").as_deref(), Some(&b"HTTP/"[..]));
+        });
+    }
 }
