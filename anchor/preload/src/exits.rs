@@ -1,7 +1,7 @@
 //! Exits other than a TCP socket: files, TLS libraries, compressors. The payload is put back in the place of its
 //! placeholder, in the application's own buffer, where a plain receive would have put it in the first place.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use libc::iovec;
@@ -27,6 +27,11 @@ struct Middle {
 
 static MIDDLES: Mutex<Vec<Middle>> = Mutex::new(Vec::new());
 static MIDDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// This thread looks at [`MIDDLES`]: a signal handler that writes (nginx logs signals) must not wait for the lock.
+    static LOOKS: AtomicBool = const { AtomicBool::new(false) };
+}
 
 /// Puts back every placeholder in `iov`, whose bytes are about to leave by `exit`: a descriptor, or none where an exit
 /// leaves no trace when it is over (a compressor).
@@ -101,11 +106,10 @@ fn settle(exit: Option<usize>, anchor: MutexGuard<'static, Anchor>, offset: u64)
     let Some(exit) = exit else { return };
     let (vpi, message) = (anchor.vpi, anchor.message);
     drop(anchor);
-    take_middle(exit);
-    if let Ok(mut middles) = MIDDLES.lock() {
+    with_middles(|middles| {
+        middles.retain(|middle| middle.exit != exit);
         middles.push(Middle { exit, vpi, message, offset });
-        MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
-    }
+    });
 }
 
 fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), Doubt> {
@@ -140,13 +144,49 @@ fn middle_of(exit: usize) -> Option<(Vpi, u64)> {
     if MIDDLE_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    MIDDLES.lock().ok()?.iter().find(|middle| middle.exit == exit).map(|middle| (middle.vpi, middle.offset))
+    with_middles(|middles| middles.iter().find(|middle| middle.exit == exit).map(|middle| (middle.vpi, middle.offset)))
+        .flatten()
 }
 
 fn take_middle(exit: usize) -> Option<Middle> {
-    let mut middles = MIDDLES.lock().ok()?;
-    let at = middles.iter().position(|middle| middle.exit == exit)?;
-    let middle = middles.swap_remove(at);
-    MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
-    Some(middle)
+    with_middles(|middles| {
+        let at = middles.iter().position(|middle| middle.exit == exit)?;
+        Some(middles.swap_remove(at))
+    })
+    .flatten()
+}
+
+/// Runs `then` on [`MIDDLES`]; not in a signal handler that interrupted this thread here.
+fn with_middles<T>(then: impl FnOnce(&mut Vec<Middle>) -> T) -> Option<T> {
+    LOOKS.with(|looks| {
+        if looks.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let result = MIDDLES.lock().ok().map(|mut middles| {
+            let result = then(&mut middles);
+            MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
+            result
+        });
+        looks.store(false, Ordering::SeqCst);
+        result
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_handler_that_writes_does_not_wait_for_the_write_that_it_interrupted() {
+        const FILE: usize = usize::MAX;
+        let vpi = Vpi { slot: 0, generation: 0 };
+        with_middles(|middles| {
+            middles.push(Middle { exit: FILE, vpi, message: 0, offset: 7 });
+            MIDDLE_COUNT.store(middles.len(), Ordering::Relaxed);
+            // What the handler does.
+            assert_eq!(middle_of(FILE), None);
+        });
+        assert_eq!(middle_of(FILE), Some((vpi, 7)));
+        assert!(take_middle(FILE).is_some());
+    }
 }

@@ -52,12 +52,17 @@ enum Step {
     Doubt(&'static str),
 }
 
+/// Whether flags change nothing about what a read means.
+pub(crate) fn is_usual(flags: c_int) -> bool {
+    flags & !HARMLESS == 0
+}
+
 /// Receives into `iov` as the kernel would.
 pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     if socket.rx_error != 0 {
         return Err(Errno::new(core::mem::take(&mut socket.rx_error)));
     }
-    if flags & !HARMLESS != 0 {
+    if !is_usual(flags) {
         return receive_unusual(engine, socket, iov, flags);
     }
     let mut call = Call { iov, flags, size: iov::total(iov), done: 0, copy: socket.copies };

@@ -201,7 +201,9 @@ impl Pool {
 
     /// For the child of a fork: closes the inherited ends without touching the parent's counters.
     pub(crate) fn abandon(&self) {
-        for pipe in self.idle.lock().map(|mut idle| core::mem::take(&mut *idle)).unwrap_or_default() {
+        // A lock that another thread of the parent held at the fork is never released here.
+        let Ok(mut idle) = self.idle.try_lock() else { return };
+        for pipe in core::mem::take(&mut *idle) {
             sys::close(pipe.read);
             sys::close(pipe.write);
         }
@@ -212,4 +214,21 @@ impl Pool {
 /// but not above 16384, because the kernel's own table grows with the number.
 fn descriptor_floor() -> i32 {
     i32::try_from((sys::descriptor_limit() / 2).min(16_384)).unwrap_or(512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_child_of_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() {
+        let pool = Pool::default();
+        let (read, write) = sys::pipe().expect("a pipe");
+        pool.idle.lock().expect("free").push(Pipe { read, write, grown: false });
+        let held = pool.idle.lock().expect("free");
+        pool.abandon();
+        drop(held);
+        pool.abandon();
+        assert!(sys::pipe_bytes(read).is_err(), "closed when the lock is free");
+    }
 }

@@ -20,6 +20,13 @@ pub(crate) fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     unsafe { syscall!(Sysno::recvmsg, fd, &raw const message, flags) }
 }
 
+/// Waits as a blocking `recv(2)` does, and leaves the bytes where they are.
+pub(crate) fn wait_for_bytes(fd: c_int) -> Result<()> {
+    let mut byte = 0u8;
+    // SAFETY: the kernel writes at most one byte.
+    unsafe { syscall!(Sysno::recvfrom, fd, &raw mut byte, 1, libc::MSG_PEEK, 0, 0) }.map(drop)
+}
+
 /// Sends `iov` on a socket.
 pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     if let [one] = iov {
@@ -149,12 +156,20 @@ pub(crate) fn descriptor_limit() -> u64 {
     limit.rlim_cur
 }
 
-/// Ends a connection so that the peer sees a reset and the application an error.
+/// Ends a connection so that the peer sees a reset and the application an error. An orderly end, even before a reset, would
+/// make a body that ends with the connection look whole.
 pub(crate) fn reset(fd: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of::<libc::linger>();
     // SAFETY: the kernel reads one struct linger.
     let _ = unsafe { syscall!(Sysno::setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size) };
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // connect(2): AF_UNSPEC dissolves the connection; TCP sends the reset at once.
+    // SAFETY: the kernel reads one struct sockaddr.
+    let dissolved = unsafe { syscall!(Sysno::connect, fd, &raw const nobody, size_of::<libc::sockaddr>()) };
+    if dissolved.is_ok() {
+        return;
+    }
     // SAFETY: no pointers.
     let _ = unsafe { syscall!(Sysno::shutdown, fd, libc::SHUT_RDWR) };
 }
@@ -208,4 +223,24 @@ pub(crate) fn local_address(fd: c_int) -> Option<(libc::sockaddr_storage, libc::
     // SAFETY: the kernel writes at most `length` bytes.
     unsafe { syscall!(Sysno::getsockname, fd, &raw mut address, &raw mut length) }.ok()?;
     Some((address, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_peer_of_a_reset_connection_never_sees_an_orderly_end() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let (mut stream, _) = listener.accept().expect("accepted");
+        super::reset(stream.as_raw_fd());
+        // The application has not closed it yet.
+        let seen = peer.read(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(seen, Err(ErrorKind::ConnectionReset));
+        assert!(stream.write(b"more").is_err());
+        assert_ne!(stream.read(&mut [0; 8]).ok(), Some(8));
+    }
 }

@@ -22,7 +22,22 @@ unsafe fn slices<'a>(iov: *const iovec, count: c_int) -> Option<&'a [iovec]> {
 }
 
 fn receive(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
-    on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags))
+    if !ingress::is_usual(flags) || flags & libc::MSG_DONTWAIT != 0 {
+        return on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags));
+    }
+    loop {
+        let n = on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags | libc::MSG_DONTWAIT))?;
+        // SAFETY: libc's errno of this thread.
+        let empty = n < 0 && unsafe { *libc::__errno_location() } == libc::EAGAIN;
+        if !empty || sys::is_nonblocking(fd) {
+            return Some(n);
+        }
+        // The wait is the kernel's, with its time limits and signals, and without the connection's lock: other threads may
+        // send on it or shut it down meanwhile.
+        if let Err(error) = sys::wait_for_bytes(fd) {
+            return Some(fail(error));
+        }
+    }
 }
 
 /// # Safety
