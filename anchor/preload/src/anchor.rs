@@ -74,6 +74,11 @@ impl Segment {
         self.start + u64::from(self.taken)
     }
 
+    /// Offset behind its last byte.
+    pub(crate) fn end(&self) -> u64 {
+        self.start + u64::from(self.len)
+    }
+
     pub(crate) fn left(&self) -> u32 {
         self.len - self.taken
     }
@@ -330,8 +335,8 @@ impl Anchor {
 
     /// The segment that holds the byte at `offset`, unless all of it has left.
     pub(crate) fn segment_at(&self, offset: u64) -> Option<Segment> {
-        let holds = |segment: &&Segment| segment.start <= offset && offset < segment.start + u64::from(segment.len);
-        self.segments.iter().find(holds).copied()
+        let at = self.segments.partition_point(|segment| segment.end() <= offset);
+        self.segments.get(at).filter(|segment| segment.start <= offset).copied()
     }
 
     /// Moves up to `len` bytes from `offset` on to a socket, without waiting and without copying where they still lie in the pipe.
@@ -441,16 +446,19 @@ impl Anchor {
     /// Strikes `bytes` from `offset` on off the books.
     fn taken(&mut self, engine: &Engine, offset: u64, bytes: usize) {
         let end = offset + bytes as u64;
-        for segment in &mut self.segments {
-            let segment_end = segment.start + u64::from(segment.len);
-            if segment.start < end && offset < segment_end {
-                segment.taken = (end.min(segment_end) - segment.start) as u32;
-            }
+        let first = self.segments.partition_point(|segment| segment.end() <= offset);
+        for segment in self.segments.range_mut(first..).take_while(|segment| segment.start < end) {
+            segment.taken = (end.min(segment.end()) - segment.start) as u32;
         }
-        self.segments.retain(|segment| segment.left() > 0);
+        if first == 0 {
+            while self.segments.front().is_some_and(|segment| segment.left() == 0) {
+                self.segments.pop_front();
+            }
+        } else {
+            self.segments.retain(|segment| segment.left() > 0);
+        }
         let segments = &self.segments;
-        let wanted =
-            |from: u64, len: u64| segments.iter().any(|s| s.next() < from + len && from < s.start + u64::from(s.len));
+        let wanted = |from: u64, len: u64| segments.iter().any(|s| s.next() < from + len && from < s.end());
         self.spilled.retain(|spill| wanted(spill.offset, spill.bytes.len() as u64));
         engine.stats.down(Gauge::BytesHeld, bytes as u64);
         ACTIVE[self.message as usize % ACTIVE.len()].store(sys::seconds(), Ordering::Relaxed);

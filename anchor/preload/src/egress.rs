@@ -303,7 +303,7 @@ fn start(socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: 
     };
     let (vpi, message) = (anchor.vpi, anchor.message);
     let offset = socket.next_of(vpi, segment);
-    let left = (segment.start + u64::from(segment.len) - offset) as u32;
+    let left = (segment.end() - offset) as u32;
     socket.link = Some(Link { vpi, message, offset, left, by_copy, is_proven });
 }
 
@@ -420,7 +420,7 @@ fn advance(socket: &mut Socket, n: usize) {
     }
     let here = anchor::lookup(link.vpi).and_then(|anchor| anchor.segment_at(link.offset));
     let begun = here.filter(|segment| segment.start < link.offset);
-    link.left = begun.map_or(0, |segment| (segment.start + u64::from(segment.len) - link.offset) as u32);
+    link.left = begun.map_or(0, |segment| (segment.end() - link.offset) as u32);
 }
 
 /// Checks every mark that must stand in `len` bytes of the call from `begin` on, the first of which is `offset`.

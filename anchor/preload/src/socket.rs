@@ -309,7 +309,7 @@ impl Socket {
         let next = segment.next();
         match &self.batch {
             Some(batch) if batch.vpi == vpi && (batch.offset..batch.end()).contains(&next) => {
-                batch.end().min(segment.start + u64::from(segment.len))
+                batch.end().min(segment.end())
             }
             _ => next,
         }

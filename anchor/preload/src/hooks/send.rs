@@ -130,6 +130,10 @@ fn send_message(cell: &'static Cell, fd: c_int, header: &msghdr, list: &[iovec],
     if header.msg_control.is_null() || header.msg_controllen == 0 {
         return transmit(cell, fd, list, flags);
     }
+    // The kernel gets this call as it is: what was accepted before goes first.
+    if let Some(not_yet) = super::before_unseen(fd) {
+        return Some(not_yet);
+    }
     passed_descriptors(header);
     if !before_write(fd, list) {
         return Some(fail(Errno::EIO));
