@@ -73,7 +73,7 @@ impl Machine {
         Self {
             cpu: field(&cpuinfo, "model name"),
             cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            last_level_cache: caches.filter(|size| !size.is_empty()).last().unwrap_or_default().trim().to_owned(),
+            last_level_cache: caches.rev().find(|size| !size.is_empty()).unwrap_or_default().trim().to_owned(),
             memory_bytes: kib * 1024,
             kernel: ["ostype", "osrelease", "version"]
                 .map(|it| read(&format!("/proc/sys/kernel/{it}")).trim().to_owned())

@@ -12,7 +12,7 @@ use underdeck_bench::anchor::{Plan, measure};
 use underdeck_bench::machine::Machine;
 use underdeck_bench::result::{Document, SCHEMA};
 use underdeck_bench::scenario::{Direction, Framing, Net, Point, Profile, ProxyKind};
-use underdeck_bench::stage::Mode;
+use underdeck_bench::stage::{Mode, own_loopback};
 use underdeck_bench::{bars, plot, size, syscalls, table};
 use underdeck_lab::LabError;
 
@@ -158,6 +158,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// The machine with the network settings that proxies saw.
+fn machine() -> Result<Machine, LabError> {
+    match own_loopback()? {
+        Some(network) => network.client(&[]).within(|| Ok(Machine::here())),
+        None => Ok(Machine::here()),
+    }
+}
+
 /// Measures and reports; how many answers were wrong.
 fn run(anchor: &Anchor) -> Result<u64, LabError> {
     let (mut points, mut plan) = (anchor.points(), anchor.plan());
@@ -178,7 +186,7 @@ fn run(anchor: &Anchor) -> Result<u64, LabError> {
         pairs: plan.pairs,
         window_s: plan.window.as_secs_f64(),
         working_set_bytes: plan.working_set,
-        machine: Machine::here(),
+        machine: machine()?,
         cases,
     };
     println!("\n{}\n\n{}", table::LEGEND, bars::show(&bars::of(&document)));
