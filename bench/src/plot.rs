@@ -32,6 +32,8 @@ struct Plot {
     title: &'static str,
     unit: &'static str,
     figure: fn(&Case) -> Option<Figure>,
+    /// Powers of ten on the vertical axis: what spans decades would otherwise be a line at the bottom.
+    decades: bool,
     modes: &'static [&'static str],
 }
 
@@ -40,18 +42,21 @@ const PLOTS: [Plot; 4] = [
         title: "Payload per second of proxy CPU",
         unit: "GB",
         figure: |case| case.gb_per_cpu_s,
+        decades: false,
         modes: &["plain", "underdeck", "splice", "relay"],
     },
     Plot {
         title: "p99 at saturation, closed loop",
         unit: "ms",
         figure: |case| case.closed_p99_ms,
+        decades: true,
         modes: &["plain", "underdeck", "splice"],
     },
     Plot {
         title: "Proxy CPU per request",
         unit: "us",
         figure: |case| case.cpu_us_per_request,
+        decades: true,
         modes: &["plain", "underdeck", "splice"],
     },
     Plot {
@@ -65,6 +70,7 @@ const PLOTS: [Plot; 4] = [
                 max: kib(it.max),
             })
         },
+        decades: true,
         modes: &["plain", "underdeck"],
     },
 ];
@@ -134,23 +140,38 @@ fn panel(area: &Area<'_>, plot: &Plot, series: &[Series]) -> Result<(), Failed> 
         let style = ("sans-serif", 18).into_font().color(&BLACK);
         return Ok(area.draw(&Text::new(format!("{}: not measured", plot.title), (30, 30), style))?);
     };
-    let highest = values().map(|(_, figure)| figure.max).fold(f64::MIN_POSITIVE, f64::max);
+    // Medians say how high the plot is: one run that was disturbed must not press all others to the ground.
+    let medians = || values().map(|(_, figure)| figure.median).filter(|median| *median > 0.0);
+    let highest = medians().fold(f64::MIN_POSITIVE, f64::max);
+    let lowest = medians().fold(highest, f64::min);
+    let (bottom, top) = match plot.decades {
+        true => (lowest.log10().floor(), highest.log10() + 0.3),
+        false => (0.0, highest * 1.25),
+    };
+    let decades = plot.decades;
+    let height = move |value: f64| if decades { value.max(1e-9).log10() } else { value }.clamp(bottom, top);
     let power = |body: u64| (body as f64).log2();
     let mut chart = ChartBuilder::on(area)
         .margin(16)
         .caption(format!("{} ({})", plot.title, plot.unit), ("sans-serif", 22))
         .x_label_area_size(40)
         .y_label_area_size(70)
-        .build_cartesian_2d(power(first) - 0.4..power(last) + 0.4, 0.0..highest * 1.08)?;
+        .build_cartesian_2d(power(first) - 0.4..power(last) + 0.4, bottom..top)?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
         .x_labels((power(last) - power(first)) as usize + 2)
         .x_label_formatter(&|power| if power.fract() == 0.0 { show(1 << *power as u64) } else { String::new() })
+        .y_labels(if decades { (top - bottom) as usize + 2 } else { 8 })
+        .y_label_formatter(&|at| match decades {
+            true if at.fract() == 0.0 => format!("{}", 10f64.powf(*at)),
+            true => String::new(),
+            false => format!("{at:.1}"),
+        })
         .label_style(("sans-serif", 15))
         .draw()?;
     for it in series {
-        line(&mut chart, it, &power)?;
+        line(&mut chart, it, &power, &height)?;
     }
     chart
         .configure_series_labels()
@@ -169,7 +190,12 @@ type Chart<'a, 'b> = ChartContext<
 >;
 
 /// Underdeck is a thick line, plain a thin one, what else there is a pale one; a bar is the spread.
-fn line(chart: &mut Chart<'_, '_>, series: &Series, power: &dyn Fn(u64) -> f64) -> Result<(), Failed> {
+fn line(
+    chart: &mut Chart<'_, '_>,
+    series: &Series,
+    power: &dyn Fn(u64) -> f64,
+    height: &dyn Fn(f64) -> f64,
+) -> Result<(), Failed> {
     let color = if series.mode == "relay" { BLACK } else { COLORS[series.proxy % COLORS.len()] };
     let (width, strength) = match series.mode.as_str() {
         "underdeck" => (4, 1.0),
@@ -178,7 +204,7 @@ fn line(chart: &mut Chart<'_, '_>, series: &Series, power: &dyn Fn(u64) -> f64) 
         _ => (2, 0.3),
     };
     let style = color.mix(strength).stroke_width(width);
-    let medians = series.points.iter().map(|(body, figure)| (power(*body), figure.median));
+    let medians = series.points.iter().map(|(body, figure)| (power(*body), height(figure.median)));
     chart
         .draw_series(LineSeries::new(medians.clone(), style))?
         .label(&series.name)
@@ -187,7 +213,7 @@ fn line(chart: &mut Chart<'_, '_>, series: &Series, power: &dyn Fn(u64) -> f64) 
     chart.draw_series(medians.map(|at| Circle::new(at, width + 1, filled)))?;
     let bars = series.points.iter().map(|(body, figure)| {
         PathElement::new(
-            [(power(*body), figure.min), (power(*body), figure.max)],
+            [(power(*body), height(figure.min)), (power(*body), height(figure.max))],
             color.mix(strength * 0.6).stroke_width(1),
         )
     });

@@ -21,7 +21,7 @@ pub enum Mode {
     Plain,
     /// The proxy under Underdeck.
     Underdeck,
-    /// HAProxy with `option splice-auto`.
+    /// HAProxy with `option splice-auto`, `splice-request` and `splice-response`.
     Splice,
     /// The bare splice relay: no HTTP, the ceiling.
     Relay,
