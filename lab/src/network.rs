@@ -51,6 +51,8 @@ pub struct Network {
     backend: Place,
 }
 
+/// Of the names of namespaces; the process that made them comes next.
+const PREFIX: &str = "udlab";
 const PARTS: [&str; 4] = ["client", "proxy", "backend", "lo"];
 
 fn call(program: &str, arguments: &str) -> Result<(), LabError> {
@@ -127,10 +129,23 @@ impl Drop for Guard {
     }
 }
 
+/// Removes what runs left behind that were killed: namespaces named after processes that are gone.
+fn sweep() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another run may have been faster.
+            let _ = call("ip", &format!("netns del {name}"));
+        }
+    }
+}
+
 impl Guard {
     fn new() -> Self {
+        sweep();
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        Self(format!("udlab{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+        Self(format!("{PREFIX}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// The name, for somebody else to remove.
@@ -184,10 +199,14 @@ mod tests {
             eprintln!("skipped: making network namespaces needs root and ethtool");
             return;
         }
+        // As a run leaves it that was killed: no process can have this number.
+        let stale = format!("{PREFIX}4294967295-0-lo");
+        call("ip", &format!("netns add {stale}")).expect("a namespace");
         let kinds = [None, Some(Offload::All), Some(Offload::Gro), Some(Offload::None)];
         for offload in kinds {
             let network = offload.map_or_else(Network::loopback, Network::links).expect("a network");
             let name = network.name().to_owned();
+            assert!(!Path::new(&format!("/run/netns/{stale}")).exists(), "what a killed run left is removed");
             let origin = Origin::start(&network.backend(&[]), 1 << 20).expect("an origin");
             let addr = origin.addr();
             let seen = network.proxy(&[]).within(|| {
