@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`.
 CARGO ?= cargo
 
-.PHONY: demo test build setup bench-pairs clean
+.PHONY: demo test build setup bench bench-quick bench-pairs clean
 
 # What is missing on a fresh Debian 12: compilers for the protocol programs, libraries of the kernel check.
 PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl
@@ -23,6 +23,13 @@ build: setup
 
 demo: build
 	target/release/demo --json target/demo.json
+
+# Everything, an hour or so; bench-quick: a look at each axis within 4 minutes. Results in target/bench/.
+bench: build
+	target/release/underdeck bench anchor
+
+bench-quick: build
+	target/release/underdeck bench anchor --quick
 
 bench-pairs: build
 	target/release/pairs --pairs 7 --seconds 2 1k 16k

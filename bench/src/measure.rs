@@ -5,10 +5,12 @@ use std::time::Duration;
 use underdeck_lab::LabError;
 use underdeck_lab::files::Files;
 use underdeck_lab::load::{Ask, Load, Source};
+use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
 use underdeck_lab::proxy::{Engine, Mode, Nginx, Proxy, Spec, Surroundings};
 
 use crate::run::{Run, rounds};
+use crate::stage::own_loopback;
 use crate::subject::Subject;
 
 /// Load before each measured window: connections open, buffers and pipes get their size.
@@ -61,21 +63,28 @@ pub struct Bench {
     files: Files,
     sides: [Subject; 2],
     source: Source,
-    cpus: Cpus,
+    client: Place,
+    // Last: the namespace goes when everything in it has ended.
+    _network: Option<Network>,
 }
 
 impl Bench {
     /// Starts the backend with files of these sizes, nginx with 64 KiB buffers, and the same under Underdeck.
     pub fn start(sizes: &[u64], engine: Engine) -> Result<Self, LabError> {
         let cpus = Cpus::here();
-        let files = Files::start(sizes, &cpus.others)?;
+        let network = own_loopback()?;
+        let (client, middle, backend) = match &network {
+            Some(it) => (it.client(&cpus.others), it.proxy(&cpus.proxy), it.backend(&cpus.others)),
+            None => (Place::on(&cpus.others), Place::on(&cpus.proxy), Place::on(&cpus.others)),
+        };
+        let files = Files::start_at(sizes, &backend)?;
         let spec = Spec::Nginx(Nginx::large());
-        let surroundings = Surroundings { place: Place::on(&cpus.proxy), descriptors: None, access_log: false };
+        let surroundings = Surroundings { place: middle, descriptors: None, access_log: false };
         let start = |mode| Proxy::start_at(&spec, &mode, files.addr(), &surroundings).map(Box::new).map(Subject::Proxy);
         let sides = [start(Mode::Plain)?, start(Mode::Underdeck(engine))?];
         let source =
             Source::new(0, 1).map_err(|error| LabError::Io { what: "make a memory file".to_owned(), error })?;
-        Ok(Self { files, sides, source, cpus })
+        Ok(Self { files, sides, source, client, _network: network })
     }
 
     /// One side.
@@ -88,6 +97,11 @@ impl Bench {
         &self.files
     }
 
+    /// Where clients are.
+    pub fn client(&self) -> &Place {
+        &self.client
+    }
+
     /// One run against one side, closed loop.
     pub fn run(&self, side: Side, size: u64, connections: usize, window: Duration) -> Result<Run, LabError> {
         let load = Load {
@@ -97,7 +111,7 @@ impl Bench {
             rate: None,
             warmup: WARMUP,
             window,
-            place: Place::on(&self.cpus.others),
+            place: self.client.clone(),
         };
         Run::of(self.side(side), &load, &self.source)
     }

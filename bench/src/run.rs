@@ -24,6 +24,8 @@ pub struct Run {
     pub system: Duration,
     /// Share of the window in which the subject's busiest thread ran or was ready to.
     pub saturation: f64,
+    /// Share of the subject's CPUs that went to softirqs in the window, whoever they were charged to.
+    pub softirq_share: f64,
     /// Context switches of the subject's threads.
     pub switches: u64,
     /// Payload bytes that the engine kept in the kernel.
@@ -53,6 +55,7 @@ impl Run {
             user: after.user.saturating_sub(before.user),
             system: after.system.saturating_sub(before.system),
             saturation: after.saturation(&before, load.window),
+            softirq_share: after.softirq_share(&before),
             switches: after.switches.saturating_sub(before.switches),
             bytes_anchored: after.anchored.saturating_sub(before.anchored),
             bytes_copied: after.copied.saturating_sub(before.copied),

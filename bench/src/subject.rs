@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use underdeck_lab::proc::CpuTime;
 use underdeck_lab::proxy::Proxy;
 use underdeck_lab::relay::Relay;
 use underdeck_lab::{LabError, engine, proc};
+
+use crate::measure::Cpus;
 
 /// Something in the middle, running.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ pub(crate) struct Used {
     pub(crate) copied: u64,
     pub(crate) resets: u64,
     ready: BTreeMap<u32, Duration>,
+    softirq: CpuTime,
 }
 
 impl Subject {
@@ -72,6 +76,7 @@ impl Subject {
             used.ready.append(&mut proc::ready(pid));
             used.switches += proc::switches(pid);
         }
+        used.softirq = proc::cpu_time(&Cpus::here().proxy);
         if !beginning {
             self.counters(&mut used);
         }
@@ -98,6 +103,12 @@ impl Subject {
 }
 
 impl Used {
+    /// Share of the subject's CPUs that softirqs had; everything if nobody is pinned.
+    pub(crate) fn softirq_share(&self, before: &Self) -> f64 {
+        let all = self.softirq.all.saturating_sub(before.softirq.all);
+        self.softirq.softirq.saturating_sub(before.softirq.softirq) as f64 / all.max(1) as f64
+    }
+
     /// How much of `window` the busiest thread ran or was ready to run: 1 is saturated.
     pub(crate) fn saturation(&self, before: &Self, window: Duration) -> f64 {
         let grown = |(thread, now): (&u32, &Duration)| {

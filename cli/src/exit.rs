@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::verb::{check, doctor, metrics, protocol, run, stat, switch};
+use crate::verb::{bench, check, doctor, metrics, protocol, run, stat, switch};
 
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,9 @@ pub enum Failure {
     /// `doctor` could not look.
     #[error(transparent)]
     Doctor(#[from] doctor::DoctorError),
+    /// `bench` could not begin.
+    #[error(transparent)]
+    Bench(#[from] bench::BenchError),
     /// `off` or `on` did not happen.
     #[error(transparent)]
     Switch(#[from] switch::SwitchError),
@@ -74,6 +77,7 @@ impl Failure {
             Self::Stat(error) => error.exit(),
             Self::Metrics(error) => error.exit(),
             Self::Doctor(error) => error.exit(),
+            Self::Bench(error) => error.exit(),
             Self::Switch(error) => error.exit(),
             _ if self.is_broken_pipe() => Exit::Ok,
             Self::Output(_) | Self::Json(_) => Exit::Internal,

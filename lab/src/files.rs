@@ -8,8 +8,9 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::error::While;
+use crate::place::Place;
 use crate::ports::Port;
-use crate::process::{Process, pin};
+use crate::process::Process;
 use crate::proxy::{directory, ready, worker_user, write};
 use crate::tools::Tool;
 use crate::{LabError, content};
@@ -25,6 +26,11 @@ pub struct Files {
 impl Files {
     /// Starts it, pinned to the given CPUs.
     pub fn start(sizes: &[u64], cpus: &[usize]) -> Result<Self, LabError> {
+        Self::start_at(sizes, &Place::on(cpus))
+    }
+
+    /// Starts it in a place.
+    pub fn start_at(sizes: &[u64], place: &Place) -> Result<Self, LabError> {
         let dir = directory()?;
         for size in sizes {
             let path = dir.path().join(size.to_string());
@@ -32,14 +38,14 @@ impl Files {
             let mut file = std::fs::File::create(&path).doing(|| format!("create {}", path.display()))?;
             file.write_all(&data).doing(|| format!("write {}", path.display()))?;
         }
-        let port = Port::free()?;
+        let port = place.within(|| Port::free_at(place.ip()))?;
         let config = write(dir.path(), "files.conf", &config(dir.path(), port.addr()))?;
         let mut command = Command::new(Tool::Nginx.path()?);
         command.arg("-p").arg(dir.path()).arg("-e").arg(dir.path().join("error.log")).arg("-c").arg(config);
         command.args(["-g", "daemon off;"]);
-        pin(&mut command, cpus);
+        place.apply(&mut command);
         let mut process = Process::spawn("files", dir.path(), command)?;
-        ready(&mut process, port.addr())?;
+        place.within(|| ready(&mut process, port.addr()))?;
         Ok(Self { process, port, dir })
     }
 

@@ -1,4 +1,7 @@
-//! Two Ethernet links between three network namespaces: what a proxy sees that is not alone on its host.
+//! Networks of their own for measurements, so that neither the host's traffic nor its settings take part.
+//!
+//! A loopback in a namespace of its own, or two Ethernet links between three namespaces, which is what a proxy sees that
+//! is not alone on its host:
 //!
 //! ```text
 //!  NAME-client                NAME-proxy                 NAME-backend
@@ -7,11 +10,14 @@
 //! └────────────┘  MTU 1500 └─────────────────────┘  MTU 1500 └────────────┘
 //! ```
 //!
-//! The addresses are those that RFC 2544 sets aside for benchmarks. Needs root, `ip` and `ethtool`.
+//! The addresses are those that RFC 2544 sets aside for benchmarks. TCP uses a congestion control that does not pace
+//! (CUBIC, or Reno where a namespace may not choose CUBIC), whatever the host uses: on a link without a bottleneck, the
+//! timers of pacing only cost time. Needs root, `ip`, `sysctl` and, for links, `ethtool`.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,10 +46,14 @@ pub enum Offload {
 #[derive(Debug)]
 pub struct Network {
     name: String,
-    namespaces: [Arc<OwnedFd>; 3],
+    client: Place,
+    proxy: Place,
+    backend: Place,
 }
 
-const PARTS: [&str; 3] = ["client", "proxy", "backend"];
+/// Of the names of namespaces; the process that made them comes next.
+const PREFIX: &str = "udlab";
+const PARTS: [&str; 4] = ["client", "proxy", "backend", "lo"];
 
 fn call(program: &str, arguments: &str) -> Result<(), LabError> {
     let output = Command::new(program).args(arguments.split_whitespace()).output();
@@ -56,45 +66,40 @@ fn call(program: &str, arguments: &str) -> Result<(), LabError> {
 }
 
 impl Network {
-    /// Makes the namespaces and the links between them.
-    pub fn new(offload: Offload) -> Result<Self, LabError> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("udlab{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let guard = Guard(name);
-        for part in PARTS {
-            call("ip", &format!("netns add {}-{part}", guard.0))?;
-            call("ip", &format!("-n {}-{part} link set lo up", guard.0))?;
+    /// Makes three namespaces and the links between them.
+    pub fn links(offload: Offload) -> Result<Self, LabError> {
+        let guard = Guard::new();
+        let mut places = Vec::new();
+        for (part, ip) in [("client", CLIENT), ("proxy", PROXY_FRONT), ("backend", BACKEND)] {
+            places.push(guard.namespace(part, ip)?);
         }
         guard.link("client", "proxy", CLIENT, PROXY_FRONT, offload)?;
         guard.link("proxy", "backend", PROXY_BACK, BACKEND, offload)?;
-        let open = |part: &str| -> Result<Arc<OwnedFd>, LabError> {
-            let path = format!("/run/netns/{}-{part}", guard.0);
-            Ok(Arc::new(File::open(&path).doing(|| format!("open {path}"))?.into()))
-        };
-        let namespaces = [open("client")?, open("proxy")?, open("backend")?];
-        let name = guard.0.clone();
-        std::mem::forget(guard);
-        Ok(Self { name, namespaces })
+        let mut places = places.into_iter();
+        let mut next = || places.next().unwrap_or_default();
+        Ok(Self { client: next(), proxy: next(), backend: next(), name: guard.keep() })
     }
 
-    fn place(&self, part: usize, ip: Ipv4Addr, cpus: &[usize]) -> Place {
-        let namespace = Some(Arc::clone(&self.namespaces[part]));
-        Place { cpus: cpus.to_vec(), namespace, ip: Some(IpAddr::V4(ip)) }
+    /// Makes one namespace with a loopback interface.
+    pub fn loopback() -> Result<Self, LabError> {
+        let guard = Guard::new();
+        let place = guard.namespace("lo", Ipv4Addr::LOCALHOST)?;
+        Ok(Self { client: place.clone(), proxy: place.clone(), backend: place, name: guard.keep() })
     }
 
     /// Where clients are.
     pub fn client(&self, cpus: &[usize]) -> Place {
-        self.place(0, CLIENT, cpus)
+        Place { cpus: cpus.to_vec(), ..self.client.clone() }
     }
 
     /// Where the proxy is.
     pub fn proxy(&self, cpus: &[usize]) -> Place {
-        self.place(1, PROXY_FRONT, cpus)
+        Place { cpus: cpus.to_vec(), ..self.proxy.clone() }
     }
 
     /// Where the backend is.
     pub fn backend(&self, cpus: &[usize]) -> Place {
-        self.place(2, BACKEND, cpus)
+        Place { cpus: cpus.to_vec(), ..self.backend.clone() }
     }
 
     /// What the namespaces are called, without `-client` and so on.
@@ -114,14 +119,53 @@ struct Guard(String);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        for part in PARTS {
-            // One that is not there cannot be removed.
+        for part in PARTS.into_iter().filter(|_| !self.0.is_empty()) {
+            if !Path::new(&format!("/run/netns/{}-{part}", self.0)).exists() {
+                continue;
+            }
+            // Whoever looks for leftovers will find it.
             let _ = call("ip", &format!("netns del {}-{part}", self.0));
         }
     }
 }
 
+/// Removes what runs left behind that were killed: namespaces named after processes that are gone.
+fn sweep() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another run may have been faster.
+            let _ = call("ip", &format!("netns del {name}"));
+        }
+    }
+}
+
 impl Guard {
+    fn new() -> Self {
+        sweep();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        Self(format!("{PREFIX}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// The name, for somebody else to remove.
+    fn keep(mut self) -> String {
+        std::mem::take(&mut self.0)
+    }
+
+    fn namespace(&self, part: &str, ip: Ipv4Addr) -> Result<Place, LabError> {
+        let name = format!("{}-{part}", self.0);
+        call("ip", &format!("netns add {name}"))?;
+        call("ip", &format!("-n {name} link set lo up"))?;
+        let congestion = |which: &str| {
+            call("ip", &format!("netns exec {name} sysctl -q -w net.ipv4.tcp_congestion_control={which}"))
+        };
+        congestion("cubic").or_else(|_| congestion("reno"))?;
+        let path = format!("/run/netns/{name}");
+        let namespace: OwnedFd = File::open(&path).doing(|| format!("open {path}"))?.into();
+        Ok(Place { cpus: Vec::new(), namespace: Some(Arc::new(namespace)), ip: Some(IpAddr::V4(ip)) })
+    }
+
     fn link(&self, a: &str, b: &str, a_ip: Ipv4Addr, b_ip: Ipv4Addr, offload: Offload) -> Result<(), LabError> {
         let name = &self.0;
         // Interfaces are named after the namespace at the other end.
@@ -144,7 +188,6 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     use crate::client::{Connection, Expect, Front, Pace, Request};
     use crate::origin::{Origin, SEED};
@@ -156,9 +199,14 @@ mod tests {
             eprintln!("skipped: making network namespaces needs root and ethtool");
             return;
         }
-        for offload in [Offload::All, Offload::Gro, Offload::None] {
-            let network = Network::new(offload).expect("a network");
+        // As a run leaves it that was killed: no process can have this number.
+        let stale = format!("{PREFIX}4294967295-0-lo");
+        call("ip", &format!("netns add {stale}")).expect("a namespace");
+        let kinds = [None, Some(Offload::All), Some(Offload::Gro), Some(Offload::None)];
+        for offload in kinds {
+            let network = offload.map_or_else(Network::loopback, Network::links).expect("a network");
             let name = network.name().to_owned();
+            assert!(!Path::new(&format!("/run/netns/{stale}")).exists(), "what a killed run left is removed");
             let origin = Origin::start(&network.backend(&[]), 1 << 20).expect("an origin");
             let addr = origin.addr();
             let seen = network.proxy(&[]).within(|| {

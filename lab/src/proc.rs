@@ -101,6 +101,32 @@ pub fn user_and_system(pid: u32) -> (Duration, Duration) {
     stat(pid).map_or_else(Default::default, |s| (s.user, s.user_and_system - s.user))
 }
 
+/// What CPUs did since the machine started, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// Everything, idle time too.
+    pub all: u64,
+    /// Handling softirqs: network traffic, mostly.
+    pub softirq: u64,
+}
+
+/// The time of some CPUs; of all if none are given.
+pub fn cpu_time(cpus: &[usize]) -> CpuTime {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let mut sum = CpuTime::default();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let cpu = words.next().and_then(|name| name.strip_prefix("cpu")).and_then(|number| number.parse().ok());
+        if cpu.is_some_and(|cpu| cpus.is_empty() || cpus.contains(&cpu)) {
+            // user nice system idle iowait irq softirq steal; what follows is part of user already.
+            let ticks: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
+            sum.all += ticks.iter().sum::<u64>();
+            sum.softirq += ticks.get(6).copied().unwrap_or(0);
+        }
+    }
+    sum
+}
+
 /// Descriptors of a process, counted by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -175,6 +201,13 @@ fn status_bytes(pid: u32, field: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_of_cpus_adds_up() {
+        let (one, all) = (cpu_time(&[0]), cpu_time(&[]));
+        assert!(one.all > 0 && one.softirq <= one.all && one.all <= all.all);
+        assert_eq!(cpu_time(&[99_999]), CpuTime::default());
+    }
 
     #[test]
     fn this_process_is_seen() {

@@ -85,6 +85,8 @@ pub struct Measured {
     pub requests: u64,
     /// Payload bytes received in the window; of uploads: sent.
     pub payload_bytes: u64,
+    /// Payload bytes of the whole run, with warm-up and what came after the window.
+    pub total_bytes: u64,
     /// Nanoseconds to the last byte of the answer; open loop: from when the request was due.
     pub latency_ns: Histogram<u64>,
     /// Answers that were not 2xx, in the whole run.
@@ -174,7 +176,15 @@ impl<'a> Generator<'a> {
             clients.push(Client { stream, incoming: Incoming::new(false), outgoing, due: None });
         }
         let latency_ns = Histogram::new(3).map_err(io::Error::other)?;
-        let out = Measured { window: load.window, requests: 0, payload_bytes: 0, latency_ns, bad_status: 0, failed: 0 };
+        let out = Measured {
+            window: load.window,
+            requests: 0,
+            payload_bytes: 0,
+            total_bytes: 0,
+            latency_ns,
+            bad_status: 0,
+            failed: 0,
+        };
         let idle = (0..clients.len()).rev().collect();
         let (scratch, waiting) = (Scratch::default(), VecDeque::new());
         let (turn, measuring, asking, sent) = (0, false, true, 0);
@@ -197,7 +207,7 @@ impl<'a> Generator<'a> {
         while self.idle.len() < self.clients.len() && Instant::now() < deadline {
             self.wait(deadline)?;
         }
-        self.out.requests = requests;
+        (self.out.requests, self.out.total_bytes) = (requests, self.payload());
         self.out.failed += (self.clients.len() - self.idle.len() + self.waiting.len()) as u64;
         Ok(self.out)
     }

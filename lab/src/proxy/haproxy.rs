@@ -14,8 +14,10 @@ use crate::tools::Tool;
 pub struct Haproxy {
     /// `nbthread`.
     pub threads: usize,
-    /// `option splice-auto`.
+    /// `option splice-auto`: HAProxy splices where it finds that worth it.
     pub splice: bool,
+    /// `option splice-request` and `option splice-response`: it splices wherever it can.
+    pub splice_always: bool,
     /// `tune.bufsize`, bytes; None: 16384.
     pub bufsize: Option<u32>,
     /// HTTPS to the client.
@@ -28,7 +30,15 @@ pub struct Haproxy {
 
 impl Default for Haproxy {
     fn default() -> Self {
-        Self { threads: 1, splice: false, bufsize: None, tls: false, connections: 6000, keepalive: true }
+        Self {
+            threads: 1,
+            splice: false,
+            splice_always: false,
+            bufsize: None,
+            tls: false,
+            connections: 6000,
+            keepalive: true,
+        }
     }
 }
 
@@ -43,14 +53,15 @@ impl Haproxy {
     ) -> Result<Command, LabError> {
         let user = worker_user().map(|user| format!("user {user}\n    group {user}")).unwrap_or_default();
         let bufsize = self.bufsize.map(|bytes| format!("tune.bufsize {bytes}")).unwrap_or_default();
-        let splice = if self.splice { "option splice-auto" } else { "" };
+        let auto = if self.splice { "option splice-auto" } else { "" };
+        let always = if self.splice_always { "option splice-request\n    option splice-response" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let log = if log { "log global" } else { "no log" };
         let Self { threads, connections, .. } = self;
         let config = format!(
             "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
-             defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {splice}\n    {close}\n    \
+             defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
              timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
              frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
              backend backend\n    http-reuse {reuse}\n    server one {backend}\n"

@@ -1,0 +1,96 @@
+//! The bars that the project sets itself, held against what was measured.
+
+use crate::result::{Case, Document};
+use crate::stage::Mode;
+
+/// One bar and what was seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bar {
+    /// The case.
+    pub case: String,
+    /// What is asked for.
+    pub asked: String,
+    /// What was measured.
+    pub measured: f64,
+    /// Whether that is enough.
+    pub holds: bool,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// `network`, `direction`; framing is `Content-Length`, connections are 64.
+const PLAIN_PATH: (&str, &str) = ("loopback", "response");
+
+struct Cases<'a>(&'a [Case]);
+
+impl<'a> Cases<'a> {
+    fn find(&self, proxy: &str, body: u64, (network, direction): (&str, &str), mode: Mode) -> Option<&'a Case> {
+        let wanted = (network, proxy, direction, "length", 64, body);
+        self.0.iter().find(|case| case.point() == wanted && case.is(mode))
+    }
+
+    fn to_plain(&self, proxy: &str, body: u64, path: (&str, &str)) -> Option<f64> {
+        Some(self.find(proxy, body, path, Mode::Underdeck)?.ratio_to_plain?.figure.median)
+    }
+}
+
+/// All bars whose cases were measured.
+pub fn of(document: &Document) -> Vec<Bar> {
+    let cases = Cases(&document.cases);
+    let mut bars = Vec::new();
+    let mut least = |case: String, what: &str, bar: f64, measured: Option<f64>| {
+        if let Some(measured) = measured {
+            bars.push(Bar { case, asked: format!("at least {bar} {what}"), measured, holds: measured >= bar });
+        }
+    };
+    let show = crate::size::show;
+    for (proxy, body, bar) in [
+        ("nginx", MIB, 4.2),
+        ("nginx-64k", 256 * KIB, 3.0),
+        ("nginx-64k", MIB, 3.0),
+        ("haproxy", MIB, 2.2),
+        ("envoy", MIB, 2.0),
+    ] {
+        least(format!("{proxy}, {}", show(body)), "times plain", bar, cases.to_plain(proxy, body, PLAIN_PATH));
+    }
+    for body in [256 * KIB, MIB] {
+        let ratio = cases.find("nginx-64k", body, PLAIN_PATH, Mode::Underdeck).and_then(|case| case.ratio_to_relay);
+        least(format!("nginx-64k, {}", show(body)), "of the relay", 0.85, ratio.map(|it| it.figure.median));
+    }
+    let speed = |mode| cases.find("haproxy", MIB, PLAIN_PATH, mode)?.gb_per_cpu_s.map(|it| it.median);
+    let to_splice = speed(Mode::Underdeck).zip(speed(Mode::Splice)).map(|(own, splice)| own / splice);
+    least("haproxy, 1 MiB".to_owned(), "of its own splicing", 1.0, to_splice);
+    for proxy in ["nginx", "nginx-64k"] {
+        let p99 = |mode| cases.find(proxy, MIB, PLAIN_PATH, mode)?.closed_p99_ms.map(|it| it.median);
+        let below = p99(Mode::Underdeck).zip(p99(Mode::Plain)).map(|(own, plain)| (1.0 - own / plain) * 100.0);
+        least(format!("{proxy}, 1 MiB, p99 closed loop"), "% below plain", 60.0, below);
+        for network in ["veth", "veth-gro", "veth-none"] {
+            let ratio = cases.to_plain(proxy, MIB, (network, "response"));
+            least(format!("{proxy}, 1 MiB, {network}"), "times plain", 2.0, ratio);
+        }
+        let ratio = cases.to_plain(proxy, MIB, ("loopback", "upload"));
+        least(format!("{proxy}, 1 MiB, upload"), "times plain", 2.0, ratio);
+    }
+    for proxy in ["nginx", "nginx-64k", "haproxy", "haproxy-64k", "envoy"] {
+        for body in [1, 4, 8, 16].map(|kib| kib * KIB) {
+            let case = cases.find(proxy, body, PLAIN_PATH, Mode::Underdeck);
+            if let Some(extra) = case.and_then(|case| case.extra_cpu_percent) {
+                let (case, measured) = (format!("{proxy}, {}", show(body)), extra.median);
+                let asked = "at most 2 % more CPU per request".to_owned();
+                bars.push(Bar { case, asked, measured, holds: measured <= 2.0 });
+            }
+        }
+    }
+    bars
+}
+
+/// For people.
+pub fn show(bars: &[Bar]) -> String {
+    let mut text = String::new();
+    for bar in bars {
+        let verdict = if bar.holds { "holds " } else { "MISSED" };
+        text += &format!("{verdict}  {:<28} {:<34} measured {:.2}\n", bar.case, bar.asked, bar.measured);
+    }
+    text
+}
