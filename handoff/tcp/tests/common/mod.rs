@@ -89,23 +89,90 @@ impl Cable {
     }
 
     pub fn connect_to(&self, address: SocketAddr) -> (TcpStream, TcpStream) {
-        let listener = self.server.on(|| TcpListener::bind(address).expect("the port is free"));
-        let client = self.client.on(|| {
-            let deadline = Instant::now() + PATIENCE;
-            loop {
-                // The link may need a moment to come up.
-                match TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
-                    Ok(stream) => break stream,
-                    Err(error) => assert!(Instant::now() < deadline, "{error}"),
-                }
+        connect(&self.client, &self.server, address)
+    }
+}
+
+/// A connection from one host to another.
+pub fn connect(from: &Host, to: &Host, address: SocketAddr) -> (TcpStream, TcpStream) {
+    let listener = to.on(|| TcpListener::bind(address).expect("the port is free"));
+    let client = from.on(|| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // The link may need a moment to come up.
+            match TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
-        });
-        let (server, _) = listener.accept().expect("the client has connected");
-        for stream in [&client, &server] {
-            stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-            stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
         }
-        (client, server)
+    });
+    let (server, _) = listener.accept().expect("the client has connected");
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+    }
+    (client, server)
+}
+
+/// Client, balancer and backend, each on a cable of its own to a switch or a router.
+pub struct Site {
+    pub client: Host,
+    pub balancer: Host,
+    pub backend: Host,
+    /// Bridge or router.
+    pub middle: Host,
+    routed: bool,
+}
+
+impl Site {
+    /// All on one segment, or (`routed`) each on one of its own. The last byte of an address is 1 for the client, 2 for
+    /// the balancer, 3 for the backend.
+    pub fn new(routed: bool) -> Site {
+        let site =
+            Site { client: Host::new(), balancer: Host::new(), backend: Host::new(), middle: Host::new(), routed };
+        match routed {
+            true => run_all(&site.middle, &["sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"]),
+            false => run_all(&site.middle, &["ip link add br0 type bridge", "ip link set br0 up"]),
+        }
+        for (host, number) in [(&site.client, 1), (&site.balancer, 2), (&site.backend, 3)] {
+            let net = if routed { number } else { 0 };
+            let path = site.middle.path();
+            host.run(&format!("ip link add eth0 type veth peer name eth{number} netns {path}"));
+            host.run(&format!("ip addr add 10.0.{net}.{number}/24 dev eth0"));
+            host.run(&format!("ip addr add fd00:0:0:{net}::{number}/64 dev eth0 nodad"));
+            host.run("ip link set eth0 up");
+            if routed {
+                site.middle.run(&format!("ip addr add 10.0.{net}.254/24 dev eth{number}"));
+                site.middle.run(&format!("ip addr add fd00:0:0:{net}::254/64 dev eth{number} nodad"));
+            } else {
+                site.middle.run(&format!("ip link set eth{number} master br0"));
+            }
+            site.middle.run(&format!("ip link set eth{number} up"));
+            if routed {
+                host.run(&format!("ip route add default via 10.0.{net}.254"));
+                host.run(&format!("ip route add default via fd00:0:0:{net}::254"));
+            }
+        }
+        site
+    }
+
+    /// The address of a host, with a port.
+    pub fn address(&self, number: u8, v6: bool, port: u16) -> SocketAddr {
+        let net = if self.routed { number } else { 0 };
+        let text =
+            if v6 { format!("[fd00:0:0:{net}::{number}]:{port}") } else { format!("10.0.{net}.{number}:{port}") };
+        text.parse().expect("an address")
+    }
+
+    /// A connection from the client to the balancer: both ends.
+    pub fn connect(&self, v6: bool) -> (TcpStream, TcpStream) {
+        connect(&self.client, &self.balancer, self.address(2, v6, 80))
+    }
+}
+
+fn run_all(host: &Host, commands: &[&str]) {
+    for command in commands {
+        host.run(command);
     }
 }
 
