@@ -17,7 +17,7 @@ enum ud_hook {
 };
 
 enum ud_action {
-	UD_ACTION_BLOCK = 1,    /* drop it */
+	UD_ACTION_BLOCK = 1,    /* drop it, at either hook */
 	UD_ACTION_REDIRECT = 2, /* new destination address and port, then out of `ifindex` to its next hop */
 	UD_ACTION_SOURCE = 3,   /* new source address and port, then on its way */
 };

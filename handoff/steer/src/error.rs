@@ -28,7 +28,9 @@ pub enum Error {
         log: String,
     },
     /// The map has no room for another rule.
-    #[error("all {limit} flow rules are in use: raise the limit, or hand off fewer connections at a time")]
+    #[error(
+        "all {limit} flows that can be steered are in use: raise the capacity, or hand off fewer connections at a time"
+    )]
     Full {
         /// How many there can be.
         limit: u32,

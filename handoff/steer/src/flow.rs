@@ -31,9 +31,9 @@ pub struct Target {
 /// What a rule does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Packets of the peer are dropped.
+    /// Packets of the peer are dropped, and packets to it unless they have a source rule.
     Block,
-    /// Packets of the peer go to another host.
+    /// Packets of the peer go to another host, and packets to it are dropped.
     Redirect(Target),
     /// Packets to the peer leave with this source.
     Source(SocketAddr),
@@ -111,7 +111,11 @@ fn address(octets: [u8; 16], port: u16, family: u8) -> SocketAddr {
 }
 
 impl Rule {
-    pub(crate) fn from_map(key: &ud_flow, rule: &ud_rule, owner: u64) -> Rule {
+    /// None for the outgoing half of a block or a redirection.
+    pub(crate) fn from_map(key: &ud_flow, rule: &ud_rule, owner: u64) -> Option<Rule> {
+        if u32::from(key.hook) == abi::UD_HOOK_EGRESS && rule.action == abi::UD_ACTION_BLOCK {
+            return None;
+        }
         let source = address(key.source, key.source_port, key.family);
         let destination = address(key.destination, key.destination_port, key.family);
         let flow = match u32::from(key.hook) {
@@ -124,7 +128,7 @@ impl Rule {
             abi::UD_ACTION_SOURCE => Action::Source(to),
             _ => Action::Block,
         };
-        Rule { flow, action, counters: counters(rule), inherited: rule.owner != owner }
+        Some(Rule { flow, action, counters: counters(rule), inherited: rule.owner != owner })
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //!                                                  block(flow), freeze, send the snapshot
 //! thaw, remove_ingress          <── snapshot ──
-//!                               ── end ──>         release, remove(flow)
+//!                               ── end ──>         remove_source, release, remove
 //! ```
 //!
 //! Each host names a flow as its own sockets do: [`Flow::local`] is the balancer's address on the balancer, and the

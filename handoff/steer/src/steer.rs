@@ -15,7 +15,7 @@ use crate::{Counters, Error, Flow, Rule, Target, netlink};
 /// How steering is put in place.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Most rules at a time. One connection needs one on the balancer, and up to two on the backend.
+    /// Most connections that can have rules at a time.
     pub capacity: u32,
     /// Which hook.
     pub attachment: Attachment,
@@ -29,6 +29,9 @@ impl Default for Options {
         Options { capacity: 65_536, attachment: Attachment::Auto, pin: None }
     }
 }
+
+/// One at each hook.
+const RULES_PER_FLOW: u32 = 2;
 
 /// The programs at the hooks of some interfaces, and their rules. All rules hold on all of these interfaces.
 ///
@@ -61,7 +64,7 @@ impl Steer {
         }
         let map = pin.map(|folder| folder.join("rules"));
         let inherited = map.as_deref().filter(|map| map.exists());
-        let program = Program::load(options.capacity.max(1), inherited)?;
+        let program = Program::load(options.capacity.max(1).saturating_mul(RULES_PER_FLOW), inherited)?;
         if let (Some(map), None) = (&map, inherited) {
             program.pin_map(map)?;
         }
@@ -99,23 +102,26 @@ impl Steer {
         if self._alive.is_some() { Attachment::Clsact } else { Attachment::Tcx }
     }
 
-    /// Drops the peer's packets from now on, before they reach a socket. Takes the place of a redirection of the flow.
+    /// Silences a flow: drops the peer's packets before they reach a socket, and packets to the peer unless they have a
+    /// source rule. Takes the place of a redirection of the flow.
     ///
-    /// Packets that other processors handle at this moment may still pass: `underdeck_handoff_tcp::freeze` reads until
-    /// nothing moves.
+    /// Packets that other processors handle at this moment may still pass the hook and find the socket, or none. The
+    /// former is why `underdeck_handoff_tcp::freeze` reads until nothing moves; the reset that the latter would cause is
+    /// why both directions are silenced.
     ///
     /// # Errors
     /// [`Error::Full`], or a family mismatch.
     pub fn block(&self, flow: &Flow) -> Result<(), Error> {
-        self.set(flow, Hook::Ingress, Action::Block, sys::BPF_ANY)
+        self.set_ingress(flow, Action::Block)
     }
 
-    /// Sends the peer's packets to `target` from now on. Takes the place of a block, without a gap.
+    /// Sends the peer's packets to `target` from now on. Takes the place of a block, without a gap. Packets to the peer
+    /// stay blocked: this host's kernel knows nothing of the connection and could only reset it.
     ///
     /// # Errors
     /// As [`block`](Self::block).
     pub fn redirect(&self, flow: &Flow, target: &Target) -> Result<(), Error> {
-        self.set(flow, Hook::Ingress, Action::Redirect(*target), sys::BPF_ANY)
+        self.set_ingress(flow, Action::Redirect(*target))
     }
 
     /// Gives packets to the peer the source `source` from now on: the address and port that the peer knows.
@@ -126,20 +132,28 @@ impl Steer {
         self.set(flow, Hook::Egress, Action::Source(source), sys::BPF_NOEXIST)
     }
 
-    /// Lets the peer's packets through again: ends a block or a redirection. None if there was none.
+    /// Lets packets through again: ends a block or a redirection, in both directions. None if there was none.
     ///
     /// # Errors
     /// Only if the kernel fails.
     pub fn remove_ingress(&self, flow: &Flow) -> Result<Option<Counters>, Error> {
+        if self.program.get(&flow.egress()).is_some_and(|rule| rule.action == abi::UD_ACTION_BLOCK) {
+            self.unset(flow, Hook::Egress)?;
+        }
         self.unset(flow, Hook::Ingress)
     }
 
-    /// Leaves the source of packets to the peer alone again. None if it was.
+    /// Leaves the source of packets to the peer alone again. None if it was. When a connection has gone back to the
+    /// balancer, call this before the frozen socket is released: what this host's kernel may still say to the peer is
+    /// then not said in the balancer's name.
     ///
     /// # Errors
     /// Only if the kernel fails.
     pub fn remove_source(&self, flow: &Flow) -> Result<Option<Counters>, Error> {
-        self.unset(flow, Hook::Egress)
+        match self.source_counters(flow) {
+            Some(_) => self.unset(flow, Hook::Egress),
+            None => Ok(None),
+        }
     }
 
     /// Removes all rules of a flow. True if there were any.
@@ -147,8 +161,8 @@ impl Steer {
     /// # Errors
     /// Only if the kernel fails.
     pub fn remove(&self, flow: &Flow) -> Result<bool, Error> {
-        let ingress = self.remove_ingress(flow)?;
-        Ok(self.remove_source(flow)?.is_some() || ingress.is_some())
+        let source = self.remove_source(flow)?;
+        Ok(self.remove_ingress(flow)?.is_some() || source.is_some())
     }
 
     /// What a flow's block or redirection has done.
@@ -158,13 +172,14 @@ impl Steer {
 
     /// What a flow's source rule has done.
     pub fn source_counters(&self, flow: &Flow) -> Option<Counters> {
-        self.program.get(&flow.egress()).as_ref().map(counters)
+        let rule = self.program.get(&flow.egress()).filter(|rule| rule.action == abi::UD_ACTION_SOURCE);
+        rule.as_ref().map(counters)
     }
 
-    /// All rules, those of earlier processes too.
+    /// All rules, those of earlier processes too. The outgoing half of a block or a redirection is not listed.
     pub fn rules(&self) -> Vec<Rule> {
         let keys = self.program.keys();
-        keys.iter().filter_map(|key| Some(Rule::from_map(key, &self.program.get(key)?, self.owner))).collect()
+        keys.iter().filter_map(|key| Rule::from_map(key, &self.program.get(key)?, self.owner)).collect()
     }
 
     /// Removes rules that an earlier process left in the pinned map, and that no packet has used for `idle` (since they
@@ -208,6 +223,20 @@ impl Steer {
         }
     }
 
+    fn set_ingress(&self, flow: &Flow, action: Action) -> Result<(), Error> {
+        let silenced = match self.set(flow, Hook::Egress, Action::Block, sys::BPF_NOEXIST) {
+            Ok(()) => true,
+            // Silent already, or with a source rule.
+            Err(Error::Exists(_)) => false,
+            Err(error) => return Err(error),
+        };
+        let result = self.set(flow, Hook::Ingress, action, sys::BPF_ANY);
+        if result.is_err() && silenced {
+            self.unset(flow, Hook::Egress)?;
+        }
+        result
+    }
+
     fn set(&self, flow: &Flow, hook: Hook, action: Action, flags: u32) -> Result<(), Error> {
         let (number, to, interface) = match action {
             Action::Block => (abi::UD_ACTION_BLOCK, flow.local, 0),
@@ -229,7 +258,7 @@ impl Steer {
         };
         let key = key(flow, hook);
         self.program.set(&key, &rule, flags).map_err(|source| match source.raw_os_error() {
-            Some(libc::E2BIG | libc::ENOSPC) => Error::Full { limit: self.program.capacity() },
+            Some(libc::E2BIG | libc::ENOSPC) => Error::Full { limit: self.program.capacity() / RULES_PER_FLOW },
             Some(libc::EEXIST) => Error::Exists(*flow),
             _ => Error::call("bpf_map_update_elem", source),
         })

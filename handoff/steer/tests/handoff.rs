@@ -46,6 +46,7 @@ fn back(site: &Site, steers: &Steers, server: TcpStream, there: &Flow, local: So
     let flow = Flow { local, peer: there.peer };
     steers.balancer.remove_ingress(&flow).unwrap().expect("it was redirected");
     let server = stream(thawing.finish().unwrap());
+    steers.backend.remove_source(there).unwrap().expect("it was rewritten");
     frozen.release();
     assert!(steers.backend.remove(there).unwrap());
     server

@@ -16,29 +16,48 @@ const TCP_HEADER: usize = 20;
 const FIN: u8 = 1;
 const ACK: u8 = 16;
 
+/// A raw socket that can send what the peer has sent, if the state needs that.
+pub(crate) fn peer_voice(state: TcpState, local: SocketAddr) -> Result<Option<OwnedFd>, Error> {
+    if !state.peer_closed() && state != TcpState::FinWait2 {
+        return Ok(None);
+    }
+    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // A segment for an address that is not this host's would leave it.
+    let probe = sys::socket(family, libc::SOCK_DGRAM, 0)?;
+    sys::bind(&probe, &SocketAddr::new(local.ip(), 0)).map_err(|_| Error::NotLocal(local))?;
+    sys::socket(family, libc::SOCK_RAW, libc::IPPROTO_RAW).map(Some)
+}
+
+/// What `restore` works on.
+pub(crate) struct Restored<'a> {
+    pub fd: RawFd,
+    pub snapshot: &'a Snapshot,
+    pub local: SocketAddr,
+    pub voice: Option<&'a OwnedFd>,
+}
+
 /// Brings an established connection into the state of the snapshot. Unsent data and an unsent FIN come later.
-pub(crate) fn restore(fd: RawFd, snapshot: &Snapshot, local: SocketAddr) -> Result<(), Error> {
+pub(crate) fn restore(at: &Restored<'_>) -> Result<(), Error> {
     use TcpState::*;
-    let end = snapshot.receive_end;
-    let una = snapshot.send_start();
-    let fin_from_peer = |state| segment(fd, snapshot, local, FIN | ACK, end, una, state);
-    match snapshot.state {
+    let una = at.snapshot.send_start();
+    let fin_from_peer = |wanted| segment(at, FIN | ACK, una, wanted);
+    match at.snapshot.state {
         Established => Ok(()),
         CloseWait => fin_from_peer(CloseWait),
         // Our FIN was not sent: shutdown() follows when the unsent bytes are out.
-        FinWait1 if snapshot.fin_unsent => Ok(()),
-        LastAck | Closing if snapshot.fin_unsent => fin_from_peer(CloseWait),
-        FinWait1 => sys::shutdown_write(fd),
+        FinWait1 if at.snapshot.fin_unsent => Ok(()),
+        LastAck | Closing if at.snapshot.fin_unsent => fin_from_peer(CloseWait),
+        FinWait1 => sys::shutdown_write(at.fd),
         FinWait2 => {
-            sys::shutdown_write(fd)?;
-            segment(fd, snapshot, local, ACK, end, snapshot.send_end.wrapping_add(1), FinWait2)
+            sys::shutdown_write(at.fd)?;
+            segment(at, ACK, at.snapshot.send_end.wrapping_add(1), FinWait2)
         }
         LastAck => {
             fin_from_peer(CloseWait)?;
-            sys::shutdown_write(fd)
+            sys::shutdown_write(at.fd)
         }
         Closing => {
-            sys::shutdown_write(fd)?;
+            sys::shutdown_write(at.fd)?;
             fin_from_peer(Closing)
         }
         state => Err(Error::State(state)),
@@ -46,22 +65,15 @@ pub(crate) fn restore(fd: RawFd, snapshot: &Snapshot, local: SocketAddr) -> Resu
 }
 
 /// Sends what the peer would send, and waits until it has brought the connection into state `wanted`.
-fn segment(
-    fd: RawFd,
-    snapshot: &Snapshot,
-    local: SocketAddr,
-    flags: u8,
-    sequence: u32,
-    acknowledge: u32,
-    wanted: TcpState,
-) -> Result<(), Error> {
-    is_local(local)?;
+fn segment(at: &Restored<'_>, flags: u8, acknowledge: u32, wanted: TcpState) -> Result<(), Error> {
+    let Restored { fd, snapshot, local, .. } = *at;
+    let voice = at.voice.ok_or(Error::NotLocal(local))?;
     let shift = snapshot.negotiated.window_scale.map_or(0, |(theirs, _)| theirs);
     let window = (snapshot.window.snd_wnd >> shift).min(0xffff) as u16;
     let mut tcp = [0u8; TCP_HEADER];
     tcp[0..2].copy_from_slice(&snapshot.peer.port().to_be_bytes());
     tcp[2..4].copy_from_slice(&local.port().to_be_bytes());
-    tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+    tcp[4..8].copy_from_slice(&snapshot.receive_end.to_be_bytes());
     tcp[8..12].copy_from_slice(&acknowledge.to_be_bytes());
     tcp[12] = ((TCP_HEADER / 4) as u8) << 4;
     tcp[13] = flags;
@@ -69,9 +81,7 @@ fn segment(
     let checksum = checksum(snapshot.peer.ip(), local.ip(), &tcp);
     tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
 
-    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let raw: OwnedFd = sys::socket(family, libc::SOCK_RAW, libc::IPPROTO_RAW)?;
-    sys::send_raw(&raw, &with_ip_header(snapshot.peer.ip(), local.ip(), &tcp), local.ip())?;
+    sys::send_raw(voice, &with_ip_header(snapshot.peer.ip(), local.ip(), &tcp), local.ip())?;
 
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -84,13 +94,6 @@ fn segment(
         }
         std::thread::yield_now();
     }
-}
-
-/// A segment for an address that is not this host's would leave it.
-fn is_local(local: SocketAddr) -> Result<(), Error> {
-    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let probe = sys::socket(family, libc::SOCK_DGRAM, 0)?;
-    sys::bind(&probe, &SocketAddr::new(local.ip(), 0)).map_err(|_| Error::NotLocal(local))
 }
 
 /// The kernel fills in the IPv4 checksum and length of a raw packet; IPv6 has neither.

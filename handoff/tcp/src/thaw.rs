@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::freeze::leave_repair;
+use crate::half_close::Restored;
 use crate::sys::{self, RepairOption, RepairWindow};
 use crate::{Error, Queue, Snapshot, half_close, ktls, options};
 
@@ -20,7 +21,8 @@ pub struct Thawing {
     /// In repair mode, until `finish` takes it.
     fd: Option<OwnedFd>,
     local: SocketAddr,
-    /// What `finish` needs.
+    /// Sends what the peer has sent, for half-closed states.
+    voice: Option<OwnedFd>,
     snapshot: Snapshot,
 }
 
@@ -57,7 +59,8 @@ impl Thawing {
     /// and close the connection.
     pub fn finish(mut self) -> Result<OwnedFd, Error> {
         let raw = self.fd.as_ref().expect("only finish and drop take it").as_raw_fd();
-        half_close::restore(raw, &self.snapshot, self.local)?;
+        let Thawing { snapshot, local, voice, .. } = &self;
+        half_close::restore(&Restored { fd: raw, snapshot, local: *local, voice: voice.as_ref() })?;
         // From here on the connection is live, and errors close it like any other.
         let fd = self.fd.take().expect("it was there");
         let snapshot = &self.snapshot;
@@ -92,6 +95,7 @@ fn restore(snapshot: &Snapshot, local: SocketAddr, foreign: bool) -> Result<Thaw
     if local.is_ipv4() != peer.is_ipv4() {
         return Err(Error::Family { local, peer });
     }
+    let voice = half_close::peer_voice(snapshot.state, local)?;
     let fd = sys::stream_socket(&local)?;
     let raw = fd.as_raw_fd();
     sys::set_option(raw, libc::IPPROTO_TCP, libc::TCP_REPAIR, sys::TCP_REPAIR_ON, "TCP_REPAIR")?;
@@ -100,7 +104,7 @@ fn restore(snapshot: &Snapshot, local: SocketAddr, foreign: bool) -> Result<Thaw
     }
     before_connect(raw, snapshot)?;
     connect(&fd, local, peer)?;
-    let thawing = Thawing { fd: Some(fd), local, snapshot: snapshot.clone() };
+    let thawing = Thawing { fd: Some(fd), local, voice, snapshot: snapshot.clone() };
     after_connect(raw, snapshot)?;
     Ok(thawing)
 }
