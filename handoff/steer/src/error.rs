@@ -52,6 +52,9 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The slow tier could not remove a rule.
+    #[error("the device still redirects {0}: the connection cannot come back to this host")]
+    DeviceRule(Flow),
     /// A folder for pins that cannot be used.
     #[error("{path}: {source}. Rules outlive the process only in a BPF file system (mount -t bpf bpf /sys/fs/bpf)")]
     Pin {

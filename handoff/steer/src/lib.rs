@@ -36,10 +36,20 @@ mod attach;
 mod error;
 mod flow;
 mod netlink;
+mod ports;
 mod program;
+mod queue;
+mod slow;
 mod steer;
+
+/// The locks of the queue. Its model test puts those of a model checker here.
+mod sync {
+    pub use std::sync::{Condvar, Mutex, MutexGuard};
+}
 
 pub use attach::Attachment;
 pub use error::Error;
 pub use flow::{Action, Counters, Flow, Rule, Target};
+pub use ports::{Lease, Ports};
+pub use slow::{Slow, SlowCounters, SlowError, SlowTier, Tiers, WORTH_BYTES};
 pub use steer::{Options, Steer};
