@@ -217,7 +217,9 @@ fn read_negotiated(input: &mut Reader<'_>) -> Result<Negotiated, DecodeError> {
     input.check(flags < 16, "negotiated options")?;
     let (theirs, ours) = (input.u8()?, input.u8()?);
     input.check(theirs <= MAX_SCALE && ours <= MAX_SCALE, "window scale")?;
+    input.check(flags & 1 != 0 || (theirs, ours) == (0, 0), "window scale")?;
     let timestamp = input.u32()?;
+    input.check(flags & 4 != 0 || timestamp == 0, "timestamp")?;
     Ok(Negotiated {
         mss,
         window_scale: (flags & 1 != 0).then_some((theirs, ours)),
@@ -236,6 +238,7 @@ fn read_options(input: &mut Reader<'_>) -> Result<SocketOptions, DecodeError> {
         ints.push((id, value));
     }
     let (has_linger, seconds) = (input.bool("linger")?, input.u32()?);
+    input.check(has_linger || seconds == 0, "linger")?;
     let congestion = input.bytes(15, "congestion control")?.to_vec();
     input.check(congestion.iter().all(|byte| byte.is_ascii_graphic()), "congestion control")?;
     let buffers = Buffers { receive: input.u32()?, send: input.u32()?, lock: input.u32()? };

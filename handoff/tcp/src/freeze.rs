@@ -142,11 +142,15 @@ fn read_in_repair(fd: RawFd, fixed: &Fixed, blob: &[u8]) -> Result<Snapshot, Err
 
 /// Both queues.
 fn contents(fd: RawFd, marks: &Marks) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    // SIOCINQ counts to the urgent mark only, and so hides what is behind it.
+    if sys::has_urgent(fd) {
+        return Err(Error::Urgent);
+    }
     let receive = match marks.unread {
         0 => Vec::new(),
         unread => {
             select(fd, sys::TCP_RECV_QUEUE)?;
-            // One byte more than expected: urgent data hides in the difference.
+            // One byte more than expected: nothing may hide in the difference.
             sys::peek(fd, unread as usize + 1)?
         }
     };

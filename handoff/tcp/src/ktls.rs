@@ -164,3 +164,61 @@ fn from_call(error: crate::Error) -> KtlsError {
         other => KtlsError::Call { call: "TCP_ULP", source: io::Error::other(other.to_string()) },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::{Error, Snapshot, freeze, thaw};
+
+    /// Version, cipher type, and as many bytes as the cipher has.
+    fn state(cipher: u16, length: usize) -> Vec<u8> {
+        let mut bytes = vec![7u8; length];
+        bytes[0..2].copy_from_slice(&0x0303u16.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&cipher.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn lengths_are_those_of_linux_tls_h() {
+        for (cipher, length) in [(51, 40), (52, 56), (53, 40), (54, 56)] {
+            assert!(Direction::parse(&state(cipher, length)).is_ok(), "cipher {cipher}");
+            assert!(Direction::parse(&state(cipher, length + 1)).is_err(), "cipher {cipher}");
+        }
+        assert!(matches!(Direction::parse(&state(55, 40)), Err(KtlsError::Cipher(55))));
+        assert!(matches!(Direction::parse(&[]), Err(KtlsError::Cipher(0))));
+    }
+
+    /// As root: keys travel, and a kernel without TLS refuses them before the connection is lost.
+    #[test]
+    fn keys_travel_and_a_kernel_without_tls_says_so() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let frozen = freeze(listener.accept().unwrap().0.into(), b"").unwrap();
+        let mut snapshot = frozen.snapshot().clone();
+        let direction = |cipher| Some(Direction::parse(&state(cipher, 40)).unwrap());
+        snapshot.ktls = Some(Ktls { tx: direction(51), rx: None });
+        let decoded = Snapshot::decode(&snapshot.encode()).unwrap();
+        assert!(decoded == snapshot && decoded.has_ktls());
+        assert!(!format!("{decoded:?}").contains("7, 7"), "no keys in logs");
+
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let ulps = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+        match (thaw(&decoded, free), ulps.split_whitespace().any(|ulp| ulp == "tls")) {
+            (Err(Error::Ktls(KtlsError::Unavailable)), false) => {
+                eprintln!("kernel TLS is not restored here: tcp_available_ulp is {:?}", ulps.trim());
+            }
+            (Ok(thawing), true) => {
+                assert!(read(thawing.as_raw(), 0, 0).unwrap() == decoded.ktls, "the kernel has the same keys");
+            }
+            (result, _) => panic!("{result:?} with {ulps:?}"),
+        }
+        let mut server = TcpStream::from(frozen.resume().unwrap());
+        server.write_all(b"fine").unwrap();
+        let mut four = [0; 4];
+        client.read_exact(&mut four).unwrap();
+        assert_eq!(&four, b"fine");
+    }
+}

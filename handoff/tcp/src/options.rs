@@ -26,14 +26,16 @@ const INTS: &[IntOption] = &[
     int(6, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, "TCP_KEEPCNT"),
     int(7, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT"),
     int(8, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, "TCP_NOTSENT_LOWAT"),
-    int(9, libc::SOL_SOCKET, libc::SO_PRIORITY, "SO_PRIORITY"),
     int(10, libc::SOL_SOCKET, libc::SO_OOBINLINE, "SO_OOBINLINE"),
     int(11, libc::SOL_SOCKET, libc::SO_RCVLOWAT, "SO_RCVLOWAT"),
     int(12, libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR"),
 ];
 
-/// The type of service byte is set after the other options, because setting it may change `SO_PRIORITY`.
+/// The type of service byte, whose level depends on the address family.
 const TOS: u8 = 32;
+
+/// Set last, because setting the type of service changes it.
+const PRIORITY: IntOption = int(9, libc::SOL_SOCKET, libc::SO_PRIORITY, "SO_PRIORITY");
 
 /// Bytes of a congestion control's name (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME: usize = 16;
@@ -58,12 +60,12 @@ pub(crate) struct SocketOptions {
 
 /// An id that this version knows.
 pub(crate) fn is_known(id: u8) -> bool {
-    id == TOS || INTS.iter().any(|option| option.id == id)
+    id == TOS || id == PRIORITY.id || INTS.iter().any(|option| option.id == id)
 }
 
 pub(crate) fn read(fd: RawFd, v6: bool) -> Result<SocketOptions, Error> {
     let mut ints = Vec::with_capacity(INTS.len() + 1);
-    for option in INTS {
+    for option in INTS.iter().chain([&PRIORITY]) {
         ints.push((option.id, sys::option::<u32>(fd, option.level, option.name, option.call)?));
     }
     ints.push((TOS, tos(fd, v6)?));
@@ -96,15 +98,18 @@ fn tos(fd: RawFd, v6: bool) -> Result<u32, Error> {
 
 /// All but the buffers. A congestion control that this kernel lacks is left out: it changes the rate, not the stream.
 pub(crate) fn apply(fd: RawFd, options: &SocketOptions, v6: bool) -> Result<(), Error> {
+    let value = |wanted: u8| options.ints.iter().find(|(id, _)| *id == wanted).map(|(_, value)| *value);
     for option in INTS {
-        let Some((_, value)) = options.ints.iter().find(|(id, _)| *id == option.id) else { continue };
-        sys::set_option(fd, option.level, option.name, *value, option.call)?;
+        let Some(value) = value(option.id) else { continue };
+        sys::set_option(fd, option.level, option.name, value, option.call)?;
     }
-    if let Some((_, value)) = options.ints.iter().find(|(id, _)| *id == TOS) {
-        match v6 {
-            true => sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, *value, "IPV6_TCLASS")?,
-            false => sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, *value, "IP_TOS")?,
-        }
+    match value(TOS) {
+        Some(tos) if v6 => sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos, "IPV6_TCLASS")?,
+        Some(tos) => sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, tos, "IP_TOS")?,
+        None => {}
+    }
+    if let Some(priority) = value(PRIORITY.id) {
+        sys::set_option(fd, PRIORITY.level, PRIORITY.name, priority, PRIORITY.call)?;
     }
     if let Some(seconds) = options.linger {
         let linger = libc::linger { l_onoff: 1, l_linger: seconds.min(i32::MAX as u32) as i32 };

@@ -129,6 +129,16 @@ pub fn peek(fd: RawFd, room: usize) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// Urgent data has come, or was announced, and was not read.
+pub fn has_urgent(fd: RawFd) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_OOB | libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most one byte.
+    let got = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) };
+    // EINVAL: there is none.
+    got >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL)
+}
+
 /// Puts all of `bytes` into the queue, or says how many it took and why no more.
 pub fn queue(fd: RawFd, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
     let all = bytes.len();

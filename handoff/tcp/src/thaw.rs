@@ -31,7 +31,8 @@ pub struct Thawing {
 ///
 /// # Errors
 /// [`Error::AddressInUse`] if the host has a connection between `local` and the snapshot's peer: try another port.
-/// [`Error::NotLocal`] if the address is not configured. Nothing is left behind.
+/// [`Error::NotLocal`] if the address is not configured. [`Error::Ktls`] if the connection carries kernel TLS and this kernel
+/// has none. Nothing is left behind, and the peer has heard nothing.
 pub fn thaw(snapshot: &Snapshot, local: SocketAddr) -> Result<Thawing, Error> {
     restore(snapshot, local, false)
 }
@@ -49,6 +50,11 @@ impl Thawing {
     /// Where the connection was restored.
     pub fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    #[cfg(test)]
+    pub(crate) fn as_raw(&self) -> RawFd {
+        self.fd.as_ref().expect("only finish and drop take it").as_raw_fd()
     }
 
     /// Leaves repair mode: restores half-closed states, sends what was unsent, and probes the peer's window. The
@@ -75,9 +81,6 @@ impl Thawing {
             sys::shutdown_write(raw)?;
         }
         options::restore_buffers(raw, &snapshot.options.buffers)?;
-        if let Some(ktls) = &snapshot.ktls {
-            ktls::restore(raw, ktls)?;
-        }
         Ok(fd)
     }
 }
@@ -162,7 +165,12 @@ fn after_connect(fd: RawFd, snapshot: &Snapshot) -> Result<(), Error> {
     options::apply(fd, &snapshot.options, snapshot.peer.is_ipv6())?;
     fill(fd, sys::TCP_RECV_QUEUE, Queue::Receive, &snapshot.receive)?;
     fill(fd, sys::TCP_SEND_QUEUE, Queue::Send, snapshot.unacknowledged())?;
-    sys::set_option(fd, libc::IPPROTO_TCP, sys::TCP_REPAIR_WINDOW, window(snapshot), "TCP_REPAIR_WINDOW")
+    sys::set_option(fd, libc::IPPROTO_TCP, sys::TCP_REPAIR_WINDOW, window(snapshot), "TCP_REPAIR_WINDOW")?;
+    match &snapshot.ktls {
+        // Both queues are empty then, so nothing above has been taken for a record.
+        Some(ktls) => Ok(ktls::restore(fd, ktls)?),
+        None => Ok(()),
+    }
 }
 
 fn negotiated_options(snapshot: &Snapshot) -> Vec<RepairOption> {
