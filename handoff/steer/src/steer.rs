@@ -37,7 +37,8 @@ const RULES_PER_FLOW: u32 = 2;
 ///
 /// Each call is one or two system calls and takes effect for the next packet. Dropping it takes everything back, unless
 /// [`Options::pin`] is set; then only [`Steer::detach`] does. If the process dies, tcx detaches by itself, and
-/// [`Steer::sweep`] (which [`Steer::attach`] also calls) clears up after clsact.
+/// [`Steer::sweep`] (which [`Steer::attach`] also calls) clears up after clsact. With clsact, drop it in the network
+/// namespace in which it was attached.
 #[derive(Debug)]
 pub struct Steer {
     attached: Vec<Attached>,
@@ -65,8 +66,12 @@ impl Steer {
         let map = pin.map(|folder| folder.join("rules"));
         let inherited = map.as_deref().filter(|map| map.exists());
         let program = Program::load(options.capacity.max(1).saturating_mul(RULES_PER_FLOW), inherited)?;
-        if let (Some(map), None) = (&map, inherited) {
-            program.pin_map(map)?;
+        if let (Some(map), None) = (&map, inherited)
+            && let Err(error) = program.pin_map(map)
+        {
+            // Only if it is empty.
+            let _ = pin.map(fs::remove_dir);
+            return Err(error);
         }
         let mut steer = Steer { attached: Vec::new(), program, owner: owner(), pin: options.pin.clone(), _alive: None };
         steer.attach_all(&interfaces, options)?;
