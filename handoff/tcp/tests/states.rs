@@ -18,7 +18,7 @@ fn on_both(test: impl Fn(&Mover, TcpStream, TcpStream)) {
         let (client, server) = mover.cable.connect(v6);
         test(&mover, client, server);
     }
-    assert!(mover.steer.rules().is_empty());
+    assert!(mover.steer.rules().is_empty() && mover.ears.rules().is_empty());
 }
 
 /// Writes without waiting, until nothing more goes in or all is written.
@@ -56,7 +56,9 @@ fn expect(mut stream: &TcpStream, bytes: &[u8]) {
 }
 
 fn expect_end(mut stream: &TcpStream) {
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "end of stream");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty(), "{} bytes before the end of the stream", rest.len());
 }
 
 fn ping(mut from: &TcpStream, to: &TcpStream) {
@@ -97,10 +99,11 @@ fn unread_input() {
 #[test]
 fn unacknowledged_output() {
     on_both(|mover, client, mut server| {
-        mover.block(&server);
+        mover.deafen(&client);
         server.write_all(&[7; 9000]).unwrap();
         eventually("it is sent", || queued(&server) == (0, 9000, 0));
         let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
         assert_eq!((snapshot.unacknowledged().len(), snapshot.unsent().len()), (9000, 0));
         expect(&client, &[7; 9000]);
         ping(&client, &server);
@@ -112,11 +115,12 @@ fn unacknowledged_output() {
 #[test]
 fn unsent_output() {
     on_both(|mover, client, server| {
-        mover.block(&server);
+        mover.deafen(&client);
         let bytes = content(BIG, 4);
         let sent = stuff(&server, &bytes);
         eventually("some is sent", || queued(&server).1 > queued(&server).2);
         let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
         assert!(!snapshot.unacknowledged().is_empty() && !snapshot.unsent().is_empty(), "{snapshot:?}");
         expect(&client, &bytes[..sent]);
         ping(&client, &server);
@@ -203,12 +207,13 @@ fn fin_wait_2() {
 #[test]
 fn fin_wait_1_with_the_fin_under_way() {
     on_both(|mover, mut client, mut server| {
-        mover.block(&server);
+        mover.deafen(&client);
         server.write_all(b"last").unwrap();
         server.shutdown(Shutdown::Write).unwrap();
         is_state(&server, TcpState::FinWait1);
         eventually("the FIN is sent", || queued(&server).2 == 0);
         let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
         assert_eq!(snapshot.unacknowledged(), b"last");
         expect(&client, b"last");
         expect_end(&client);
@@ -242,11 +247,13 @@ fn last_ack() {
     on_both(|mover, client, mut server| {
         client.shutdown(Shutdown::Write).unwrap();
         is_state(&server, TcpState::CloseWait);
-        mover.block(&server);
+        mover.deafen(&client);
         server.write_all(b"last").unwrap();
         server.shutdown(Shutdown::Write).unwrap();
         is_state(&server, TcpState::LastAck);
-        let (server, _) = mover.go(server);
+        let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
+        assert_eq!(snapshot.unacknowledged(), b"last");
         expect(&client, b"last");
         expect_end(&client);
         is_state(&server, TcpState::Closed);
@@ -272,20 +279,14 @@ fn last_ack_behind_unsent_data() {
 #[test]
 fn closing() {
     on_both(|mover, client, server| {
-        // Both sides close at once: the client hears nothing of the server, and the server not of its own FIN's arrival.
-        let toward_client =
-            underdeck_handoff_steer::Flow { local: client.local_addr().unwrap(), peer: client.peer_addr().unwrap() };
-        let options = underdeck_handoff_steer::Options::default();
-        let steer =
-            mover.cable.client.on(|| underdeck_handoff_steer::Steer::attach(&["eth0"], &options).expect("root can"));
-        steer.block(&toward_client).unwrap();
+        // Both sides close at once: the client hears nothing of the server's FIN.
+        mover.deafen(&client);
         server.shutdown(Shutdown::Write).unwrap();
         is_state(&server, TcpState::FinWait1);
         client.shutdown(Shutdown::Write).unwrap();
         is_state(&server, TcpState::Closing);
-        mover.block(&server);
-        steer.remove(&toward_client).unwrap();
         let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
         assert_eq!(snapshot.state(), TcpState::Closing);
         expect_end(&client);
         expect_end(&server);

@@ -6,12 +6,14 @@ use std::net::TcpStream;
 use underdeck_handoff_steer::{Flow, Options, Steer};
 use underdeck_handoff_tcp::{Snapshot, freeze, thaw};
 
-use super::{Cable, stream};
+use super::{Cable, Host, stream};
 
 /// A cable whose server can be moved.
 pub struct Mover {
     pub cable: Cable,
     pub steer: Steer,
+    /// The client's own, to make it deaf.
+    pub ears: Steer,
 }
 
 impl Mover {
@@ -20,13 +22,27 @@ impl Mover {
     }
 
     pub fn with(cable: Cable) -> Mover {
-        let steer = cable.server.on(|| Steer::attach(&["eth0"], &Options::default())).expect("root can attach");
-        Mover { cable, steer }
+        let attach = |host: &Host| host.on(|| Steer::attach(&["eth0"], &Options::default()).expect("root can attach"));
+        let (steer, ears) = (attach(&cable.server), attach(&cable.client));
+        Mover { cable, steer, ears }
     }
 
-    /// The server's name for a connection.
-    pub fn flow(&self, server: &TcpStream) -> Flow {
-        Flow { local: server.local_addr().expect("connected"), peer: server.peer_addr().expect("connected") }
+    /// An end's name for its connection.
+    pub fn flow(&self, end: &TcpStream) -> Flow {
+        Flow { local: end.local_addr().expect("connected"), peer: end.peer_addr().expect("connected") }
+    }
+
+    /// From now on the client hears nothing of the server, but the server hears it.
+    pub fn deafen(&self, client: &TcpStream) {
+        let flow = self.flow(client);
+        // A block spares packets that have a source rule, even if it changes nothing.
+        self.ears.rewrite_source(&flow, flow.local).expect("there is room");
+        self.ears.block(&flow).expect("there is room");
+    }
+
+    /// The client hears again.
+    pub fn hear(&self, client: &TcpStream) {
+        assert!(self.ears.remove(&self.flow(client)).expect("the map works"), "it was deaf");
     }
 
     /// From now on the server hears nothing of the client.
