@@ -1,0 +1,150 @@
+//! Two questions to rtnetlink: which interface leads to an address, and which filters stand at a hook.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const REPLY_BYTES: usize = 32 << 10;
+const HEADER: usize = size_of::<libc::nlmsghdr>();
+const RTMSG: usize = 12;
+const TCMSG: usize = 20;
+
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const TCA_KIND: u16 = 1;
+
+/// How an address is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub interface: u32,
+    /// It is an address of this host.
+    pub local: bool,
+}
+
+/// A filter at a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    pub handle: u32,
+    pub priority: u16,
+    pub kind: String,
+}
+
+/// The route that the kernel would take to `address`.
+pub fn route(address: IpAddr) -> io::Result<Route> {
+    let (family, octets) = match address {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    // struct rtmsg: family, prefix length of the destination, and ten bytes of no interest.
+    let mut body = vec![0u8; RTMSG];
+    body[0] = family as u8;
+    body[1] = (octets.len() * 8) as u8;
+    body.extend_from_slice(&(4 + octets.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&RTA_DST.to_ne_bytes());
+    body.extend_from_slice(&octets);
+    let mut route = None;
+    ask(libc::RTM_GETROUTE, 0, &body, |kind, reply| {
+        if kind != libc::RTM_NEWROUTE || reply.len() < RTMSG {
+            return;
+        }
+        let local = reply[7] == libc::RTN_LOCAL;
+        for (kind, value) in attributes(&reply[RTMSG..]) {
+            if let (RTA_OIF, Ok(index)) = (kind, value.try_into()) {
+                route = Some(Route { interface: u32::from_ne_bytes(index), local });
+            }
+        }
+    })?;
+    route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
+}
+
+/// The filters at a hook of an interface; `parent` is the kernel's number of the hook.
+pub fn filters(interface: u32, parent: u32) -> io::Result<Vec<Filter>> {
+    // struct tcmsg: family and padding, interface, handle, parent, info.
+    let mut body = vec![0u8; TCMSG];
+    body[4..8].copy_from_slice(&interface.to_ne_bytes());
+    body[12..16].copy_from_slice(&parent.to_ne_bytes());
+    let mut filters = Vec::new();
+    ask(libc::RTM_GETTFILTER, libc::NLM_F_DUMP as u16, &body, |kind, reply| {
+        if kind != libc::RTM_NEWTFILTER || reply.len() < TCMSG {
+            return;
+        }
+        let word = |at: usize| u32::from_ne_bytes(reply[at..at + 4].try_into().expect("four bytes"));
+        let kind = attributes(&reply[TCMSG..]).find(|(kind, _)| *kind == TCA_KIND).map(|(_, value)| value);
+        let kind = kind.unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
+        let handle = word(8);
+        // A priority is listed once more with the handle 0.
+        if handle != 0 {
+            let kind = String::from_utf8_lossy(kind).into_owned();
+            filters.push(Filter { handle, priority: (word(16) >> 16) as u16, kind });
+        }
+    })?;
+    Ok(filters)
+}
+
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(bytes.get(0..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?);
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// Sends one request, and shows each message of the answer.
+fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    let socket = socket()?;
+    let mut request = Vec::with_capacity(HEADER + body.len());
+    request.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    request.extend_from_slice(&kind.to_ne_bytes());
+    request.extend_from_slice(&(libc::NLM_F_REQUEST as u16 | flags).to_ne_bytes());
+    request.extend_from_slice(&[0; 8]);
+    request.extend_from_slice(body);
+    // SAFETY: the kernel reads the request.
+    if unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut reply = vec![0u8; REPLY_BYTES];
+    loop {
+        // SAFETY: the kernel writes at most that many bytes.
+        let got = unsafe { libc::recv(socket.as_raw_fd(), reply.as_mut_ptr().cast(), reply.len(), 0) };
+        if got < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if messages(&reply[..got as usize], &mut each)? {
+            return Ok(());
+        }
+    }
+}
+
+/// True if these were the last ones.
+fn messages(mut bytes: &[u8], each: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
+    while bytes.len() >= HEADER {
+        let length = u32::from_ne_bytes(bytes[0..4].try_into().expect("four bytes")) as usize;
+        let kind = u16::from_ne_bytes(bytes[4..6].try_into().expect("two bytes"));
+        let flags = u16::from_ne_bytes(bytes[6..8].try_into().expect("two bytes"));
+        let Some(body) = bytes.get(HEADER..length) else { return Err(io::ErrorKind::InvalidData.into()) };
+        match i32::from(kind) {
+            libc::NLMSG_DONE => return Ok(true),
+            libc::NLMSG_ERROR => {
+                let error = body.get(0..4).map_or(0, |code| i32::from_ne_bytes(code.try_into().expect("four bytes")));
+                return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
+            }
+            _ => each(kind, body),
+        }
+        if flags & libc::NLM_F_MULTI as u16 == 0 {
+            return Ok(true);
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: makes a descriptor that nobody else has.
+    match unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE) } {
+        // SAFETY: it was just made.
+        fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
