@@ -10,4 +10,7 @@
 //! The semantics of the form are Envoy's: the first route that matches wins, names of headers have no case, values
 //! have, a query is no part of the path, hosts are matched without case. Each part knows where it was written.
 
+pub mod check;
 pub mod form;
+pub mod read;
+pub mod regexes;

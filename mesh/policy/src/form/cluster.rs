@@ -46,8 +46,8 @@ pub struct Cluster {
 pub struct Subset {
     /// Its name.
     pub name: String,
-    /// The labels that its endpoints have.
-    pub labels: BTreeMap<String, String>,
+    /// The labels that its endpoints have; None: no policy says it, so it has no endpoints.
+    pub labels: Option<BTreeMap<String, String>>,
 }
 
 /// Where endpoints come from.
@@ -75,6 +75,13 @@ pub struct Endpoint {
     pub labels: BTreeMap<String, String>,
     /// Its share.
     pub weight: u32,
+}
+
+impl Endpoint {
+    /// One without labels, with the weight 1.
+    pub fn at(address: String, port: Option<u16>) -> Self {
+        Self { address, port, labels: BTreeMap::new(), weight: 1 }
+    }
 }
 
 /// How an endpoint is chosen.

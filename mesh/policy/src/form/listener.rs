@@ -22,7 +22,7 @@ pub struct Listener {
     pub workload: Option<Workload>,
     /// What is done to a request before it is matched.
     pub options: HttpOptions,
-    /// No two share a domain.
+    /// No two share a domain. Their order does not matter.
     pub virtual_hosts: Vec<VirtualHost>,
     /// What happens to a request that no virtual host is for.
     pub unmatched: Unmatched,
@@ -121,9 +121,10 @@ pub struct VirtualHost {
 /// A rule with several alternative matches becomes several routes with the same [`RuleId`] and action.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Route {
-    /// The rule that it came from. If that is placed in Envoy, the kernel sends every request that may match this
-    /// route there, and goes on to later routes only with requests that certainly do not match it.
-    pub rule: RuleId,
+    /// The rule that it came from; None: the default route of a service that no route names. If the rule is placed in
+    /// Envoy, the kernel sends every request that may match this route there, and goes on to later routes only with
+    /// requests that certainly do not match it.
+    pub rule: Option<RuleId>,
     /// The name that the policy gives it, or an empty string.
     pub name: String,
     /// Which requests.

@@ -113,7 +113,7 @@ reasons! {
     MatchSourceLabels "match-source-labels" "Labels of the sender are matched, which are not known.";
     MatchRegex "match-regex" "A regular expression that is invalid, too large or not regular for the kernel.";
     MatchOther "match-other" "Something else of the request is matched (gRPC, TLS, runtime, metadata).";
-    ResponseEdit "response-edit" "A header that the framing of responses depends on is edited.";
+    FramingHeader "framing-header" "A header that belongs to the framing of messages or to the connection is edited.";
     HeaderFormat "header-format" "The value of a header is computed by Envoy (`%...%`).";
     RegexRewrite "rewrite-regex" "A path is rewritten by a regular expression.";
     AuthorityDynamic "rewrite-authority" "The authority is computed from the endpoint or a header.";
