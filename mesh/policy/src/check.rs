@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::form::{Placement, RuleKind};
 use crate::read::Reading;
 
-/// The report; its JSON is schema 1.
+/// The report; its JSON is schema 1. Documents that cannot be read are not in it, but in [`Reading::errors`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// 1.
@@ -16,8 +16,6 @@ pub struct Report {
     pub summary: Summary,
     /// Every rule, in the order of the documents.
     pub rules: Vec<RuleReport>,
-    /// Documents that cannot be read.
-    pub errors: Vec<ErrorReport>,
 }
 
 /// Sums over all rules.
@@ -52,6 +50,8 @@ pub struct RuleReport {
     pub placement: Placement,
     /// Why that is Envoy; empty for the kernel.
     pub reasons: Vec<ReasonReport>,
+    /// Other rules of this set that lead its requests to Envoy all the same.
+    pub because_of: Vec<ReasonReport>,
 }
 
 /// Why a rule is Envoy's.
@@ -69,19 +69,6 @@ pub struct ReasonReport {
     pub col: u32,
 }
 
-/// A document that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ErrorReport {
-    /// Its file.
-    pub file: String,
-    /// From 1.
-    pub line: u32,
-    /// From 1.
-    pub col: u32,
-    /// With the place.
-    pub message: String,
-}
-
 /// Sums up what was read.
 pub fn report(reading: &Reading) -> Report {
     let mut summary = Summary {
@@ -93,7 +80,7 @@ pub fn report(reading: &Reading) -> Report {
     };
     let mut rules = Vec::new();
     for rule in &reading.policy.rules {
-        let placement = rule.placement();
+        let placement = rule.own_placement();
         match placement {
             Placement::Kernel => summary.rules_kernel += 1,
             Placement::Envoy => summary.rules_envoy += 1,
@@ -112,15 +99,10 @@ pub fn report(reading: &Reading) -> Report {
             col: rule.origin.col,
             placement,
             reasons: rule.findings.iter().map(reason).collect(),
+            because_of: rule.inherited.iter().map(reason).collect(),
         });
     }
-    let error = |error: &crate::read::SyntaxError| ErrorReport {
-        file: error.origin.file.to_string(),
-        line: error.origin.line,
-        col: error.origin.col,
-        message: error.to_string(),
-    };
-    Report { schema: 1, summary, rules, errors: reading.errors.iter().map(error).collect() }
+    Report { schema: 1, summary, rules }
 }
 
 fn reason(finding: &crate::form::Finding) -> ReasonReport {

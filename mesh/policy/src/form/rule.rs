@@ -19,13 +19,23 @@ pub struct Rule {
     pub name: String,
     /// Where it begins.
     pub origin: Origin,
-    /// Why it is Envoy's; empty: the kernel enforces all of it.
+    /// What in it only Envoy enforces; empty: the kernel can enforce all of it.
     pub findings: Vec<Finding>,
+    /// Why its requests go to Envoy in this set of policies whatever is in it: what other rules say of the service
+    /// that it leads to, of its listener or of its workload. The places are those of the other rules.
+    pub inherited: Vec<Finding>,
 }
 
 impl Rule {
-    /// Where it is enforced.
+    /// Where its requests are handled: in the kernel only if nothing in it and around it needs Envoy. Compiler and data
+    /// plane go by this.
     pub fn placement(&self) -> Placement {
+        if self.inherited.is_empty() { self.own_placement() } else { Placement::Envoy }
+    }
+
+    /// Where all of it can be enforced, by what is in it. `mesh check` counts by this, so that a rule that needs Envoy
+    /// counts once, and not again with each rule that leads to it.
+    pub fn own_placement(&self) -> Placement {
         if self.findings.is_empty() { Placement::Kernel } else { Placement::Envoy }
     }
 }
@@ -107,7 +117,7 @@ macro_rules! reasons {
 
 reasons! {
     UnknownField "unknown-field" "A field that is not known: its meaning is Envoy's to decide.";
-    InvalidValue "invalid-value" "A value that the field does not take.";
+    InvalidValue "invalid-value" "A value that the field does not take: the document is refused.";
     UnknownKind "unknown-kind" "A policy of a kind that is not read.";
     MatchQuery "match-query" "The query of the request is matched.";
     MatchSourceLabels "match-source-labels" "Labels of the sender are matched, which are not known.";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::fields::Notes;
-use super::set::{Document, Service, Set};
+use super::set::{Attached, Document, Service, Set};
 use super::yaml::{Node, Value};
 use super::{envoy, gateway_api, istio};
 use crate::form::{Reason, RuleKind};
@@ -46,6 +46,12 @@ const NOT_POLICIES: &[&str] = &[
 ];
 
 pub(super) fn read(set: &mut Set, file: &Arc<str>, node: &Node) {
+    let before = set.lengths();
+    read_any(set, file, node);
+    set.refuse_invalid(&before);
+}
+
+fn read_any(set: &mut Set, file: &Arc<str>, node: &Node) {
     let api = node.get("apiVersion").map_or("", Node::text);
     let kind = node.get("kind").map_or("", Node::text);
     if api.is_empty() && kind.is_empty() {
@@ -95,7 +101,16 @@ fn is_policy(group: &str, kind: &str) -> bool {
 fn unknown_kind(set: &mut Set, document: &Document<'_>) {
     let mut notes: Notes = document.notes();
     notes.add(Reason::UnknownKind, document.node.get("kind").unwrap_or(document.node), document.kind);
-    set.rule(RuleKind::Other, document.title(), document.at(document.node), notes);
+    let rule = set.rule(RuleKind::Other, document.title(), document.at(document.node), notes);
+    let spec = document.node.get("spec");
+    let one = spec.and_then(|spec| spec.get("targetRef"));
+    let many = spec.and_then(|spec| spec.get("targetRefs").or_else(|| spec.get("targetSelectors")));
+    for target in one.into_iter().chain(many.map_or(&[][..], Node::items)) {
+        let namespace = document.namespace.clone();
+        let name = target.get("name").map(|name| format!("{namespace}/{}", name.text()));
+        let kind = target.get("kind").map_or("", Node::text).to_owned();
+        set.attached.push(Attached { rule, kind, name, namespace });
+    }
 }
 
 /// A Kubernetes Service: no policy, but it says which pods answer.

@@ -41,7 +41,7 @@ pub(super) fn link(mut set: Set) -> Reading {
     clusters.append(&mut set.clusters);
     let mut policy =
         Policy { listeners, clusters, authorization: set.authorization, filters: set.filters, rules: set.rules };
-    reach::reach(&mut policy, &set.gateways, &set.routes);
+    reach::reach(&mut policy, &set.gateways, &set.routes, &set.attached);
     Reading { policy, documents: set.documents, passed_over: set.passed_over, errors: set.errors }
 }
 

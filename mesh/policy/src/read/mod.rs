@@ -37,7 +37,8 @@ pub struct Reading {
     pub errors: Vec<SyntaxError>,
 }
 
-/// A document that is not YAML.
+/// A document that is not YAML, or that its control plane would refuse (a required field is missing, a value has the
+/// wrong type): it is in force nowhere, and nothing of it is in [`Reading::policy`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {what}{}", if *.template { " (this looks like a template: render it first)" } else { "" })]
 pub struct SyntaxError {

@@ -8,7 +8,7 @@ use super::fields::{Fields, Notes};
 use super::yaml::Node;
 use crate::form::{
     Authorization, Cluster, Endpoint, Filter, Finding, Listener, LoadBalancing, Origin, OutlierDetection, PoolLimits,
-    Route, Rule, RuleId, RuleKind, UpstreamProtocol,
+    Reason, Route, Rule, RuleId, RuleKind, UpstreamProtocol,
 };
 
 /// Grows document by document.
@@ -24,6 +24,8 @@ pub(super) struct Set {
     pub(super) routes: Vec<HostRoutes>,
     pub(super) traffic: Vec<Traffic>,
     pub(super) gateways: Vec<Gateway>,
+    /// Policies of kinds that are not read, and what they are attached to: kind, `NAMESPACE/NAME`.
+    pub(super) attached: Vec<Attached>,
     /// Of Envoy: complete as they are.
     pub(super) listeners: Vec<Listener>,
     /// Of Envoy: complete as they are.
@@ -163,13 +165,65 @@ pub(super) struct Server {
     pub(super) hosts: Vec<String>,
 }
 
+/// A policy of a kind that is not read, on something that is.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) rule: RuleId,
+    pub(super) kind: String,
+    /// `NAMESPACE/NAME`; None: all of that kind in the namespace may be meant.
+    pub(super) name: Option<String>,
+    pub(super) namespace: String,
+}
+
 impl Set {
+    /// Takes back what a document brought, if its control plane would refuse it: it is in force nowhere.
+    pub(super) fn refuse_invalid(&mut self, before: &Lengths) {
+        let new = &self.rules[before.rules..];
+        let findings = new.iter().flat_map(|rule| &rule.findings).filter(|f| f.reason == Reason::InvalidValue);
+        let mut errors: Vec<SyntaxError> = Vec::new();
+        for finding in findings {
+            let error = SyntaxError { origin: finding.origin.clone(), what: finding.what.clone(), template: false };
+            if !errors.contains(&error) {
+                errors.push(error);
+            }
+        }
+        if errors.is_empty() {
+            return;
+        }
+        self.errors.append(&mut errors);
+        self.rules.truncate(before.rules);
+        self.authorization.truncate(before.authorization);
+        self.filters.truncate(before.filters);
+        self.services.truncate(before.services);
+        self.routes.truncate(before.routes);
+        self.traffic.truncate(before.traffic);
+        self.gateways.truncate(before.gateways);
+        self.attached.truncate(before.attached);
+        self.listeners.truncate(before.listeners);
+        self.clusters.truncate(before.clusters);
+    }
+
+    pub(super) fn lengths(&self) -> Lengths {
+        Lengths {
+            rules: self.rules.len(),
+            authorization: self.authorization.len(),
+            filters: self.filters.len(),
+            services: self.services.len(),
+            routes: self.routes.len(),
+            traffic: self.traffic.len(),
+            gateways: self.gateways.len(),
+            attached: self.attached.len(),
+            listeners: self.listeners.len(),
+            clusters: self.clusters.len(),
+        }
+    }
+
     /// A new rule with what was found while it was read.
     pub(super) fn rule(&mut self, kind: RuleKind, name: String, origin: Origin, notes: Notes) -> RuleId {
         let id = RuleId(u32::try_from(self.rules.len()).unwrap_or(u32::MAX));
         let mut findings = notes.findings;
         findings.dedup();
-        self.rules.push(Rule { kind, name, origin, findings });
+        self.rules.push(Rule { kind, name, origin, findings, inherited: Vec::new() });
         id
     }
 
@@ -177,4 +231,18 @@ impl Set {
     pub(super) fn next_rule(&self) -> RuleId {
         RuleId(u32::try_from(self.rules.len()).unwrap_or(u32::MAX))
     }
+}
+
+/// How much there was before a document.
+pub(super) struct Lengths {
+    rules: usize,
+    authorization: usize,
+    filters: usize,
+    services: usize,
+    routes: usize,
+    traffic: usize,
+    gateways: usize,
+    attached: usize,
+    listeners: usize,
+    clusters: usize,
 }

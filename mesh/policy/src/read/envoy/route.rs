@@ -55,8 +55,7 @@ fn virtual_host(set: &mut Set, around: &Around<'_>, node: &Node) -> VirtualHost 
     per_filter(&mut fields, &mut notes);
     let routes = fields.take("routes").map(|node| notes.list(node, "routes")).unwrap_or_default();
     fields.finish(&mut notes);
-    let mut shared = around.findings.clone();
-    shared.append(&mut notes.findings);
+    let shared = notes.findings;
     let mut out = VirtualHost {
         domains: domains.iter().map(|domain| domain.to_ascii_lowercase()).collect(),
         routes: Vec::new(),
@@ -69,7 +68,9 @@ fn virtual_host(set: &mut Set, around: &Around<'_>, node: &Node) -> VirtualHost 
         let mut notes = Notes::with(around.file, &shared);
         let mut route = route(around, node, &mut notes);
         let title = format!("{} {} routes[{index}]", around.title, out.name);
-        route.rule = Some(set.rule(RuleKind::Route, title, node.at(around.file), notes));
+        let rule = set.rule(RuleKind::Route, title, node.at(around.file), notes);
+        set.rules[rule.0 as usize].inherited.clone_from(&around.findings);
+        route.rule = Some(rule);
         out.routes.push(route);
     }
     out

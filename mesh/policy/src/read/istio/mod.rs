@@ -64,7 +64,7 @@ fn target_reference(document: &Document<'_>, node: &Node, notes: &mut Notes) -> 
         Some("Gateway") => Some(Target::Listener(format!("gateway {}/{name}", document.namespace))),
         _ => {
             // Waypoints for services: who answers is not in the policy.
-            notes.add(crate::form::Reason::InvalidValue, kind.unwrap_or(node), "targetRefs: only Gateway is read");
+            notes.add(crate::form::Reason::UnknownKind, kind.unwrap_or(node), "targetRefs: only Gateway is read");
             None
         }
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::form::{Action, Cluster, Filter, Finding, Listener, Placement, Policy, Reason, RuleId, Target};
-use crate::read::set::{Gateway, HostRoutes};
+use crate::read::set::{Attached, Gateway, HostRoutes};
 
 /// Adds findings to such rules. They point at the place of the other rule.
-pub(super) fn reach(policy: &mut Policy, gateways: &[Gateway], documents: &[HostRoutes]) {
+pub(super) fn reach(policy: &mut Policy, gateways: &[Gateway], documents: &[HostRoutes], attached: &[Attached]) {
     let mut found: Vec<(RuleId, Finding)> = Vec::new();
     for listener in &policy.listeners {
         let of_listener: Vec<_> = filters(policy, |target| target.selects_listener(listener)).collect();
@@ -27,10 +27,11 @@ pub(super) fn reach(policy: &mut Policy, gateways: &[Gateway], documents: &[Host
         }
     }
     found.extend(behind_tls(gateways, documents));
+    found.extend(under_attached(policy, documents, attached));
     for (rule, finding) in found {
-        let findings = &mut policy.rules[rule.0 as usize].findings;
-        if !findings.contains(&finding) {
-            findings.push(finding);
+        let rule = &mut policy.rules[rule.0 as usize];
+        if !rule.inherited.contains(&finding) && !rule.findings.contains(&finding) {
+            rule.inherited.push(finding);
         }
     }
 }
@@ -55,7 +56,7 @@ fn clusters<'a>(policy: &'a Policy, action: &'a Action) -> Vec<&'a Cluster> {
 fn of_cluster<'a>(policy: &'a Policy, cluster: &'a Cluster) -> impl Iterator<Item = Finding> + 'a {
     let rules = cluster.rules.iter().map(|rule| policy.rule(*rule));
     let rules =
-        rules.filter(|rule| rule.placement() == Placement::Envoy).filter_map(|rule| rule.findings.first().cloned());
+        rules.filter(|rule| rule.own_placement() == Placement::Envoy).filter_map(|rule| rule.findings.first().cloned());
     let workload = cluster.workload.as_ref();
     let filters = filters(policy, move |target| workload.is_some_and(|workload| target.selects_workload(workload)));
     rules.chain(filters).map(|finding| Finding {
@@ -85,6 +86,30 @@ fn behind_tls(gateways: &[Gateway], documents: &[HostRoutes]) -> Vec<(RuleId, Fi
         let names: BTreeSet<_> = gated.gateways.iter().cloned().collect();
         let what = names.into_iter().collect::<Vec<_>>().join(", ");
         found.push((rule, Finding { reason: Reason::TlsDownstream, origin: gated.route.origin.clone(), what }));
+    }
+    found
+}
+
+/// Routes with a policy on them, or on their gateway, that is not read.
+fn under_attached(policy: &Policy, documents: &[HostRoutes], attached: &[Attached]) -> Vec<(RuleId, Finding)> {
+    let mut found = Vec::new();
+    for policy_on in attached {
+        let Some(finding) = policy.rule(policy_on.rule).findings.first() else { continue };
+        let is_meant = |name: &str| match &policy_on.name {
+            Some(wanted) => wanted == name,
+            None => name.starts_with(&format!("{}/", policy_on.namespace)),
+        };
+        for document in documents {
+            let of_route =
+                policy_on.kind.ends_with("Route") && is_meant(&format!("{}/{}", document.namespace, document.name));
+            for gated in &document.routes {
+                let mut gateways = gated.gateways.iter().map(|name| name.split('#').next().unwrap_or(name));
+                let of_gateway = policy_on.kind == "Gateway" && gateways.any(is_meant);
+                if let (true, Some(rule)) = (of_route || of_gateway, gated.route.rule) {
+                    found.push((rule, finding.clone()));
+                }
+            }
+        }
     }
     found
 }
