@@ -118,13 +118,7 @@ fn redirect(node: &Node, notes: &mut Notes) -> Redirect {
         Some(status)
     });
     let scheme = fields.take("scheme").and_then(|node| notes.text(node, "scheme"));
-    let given = fields.take("port").and_then(|node| notes.integer(node, "port"));
-    // Without a port, the well-known one of the scheme.
-    let port = given.or(match scheme.as_deref() {
-        Some("http") => Some(80),
-        Some("https") => Some(443),
-        _ => None,
-    });
+    let port = fields.take("port").and_then(|node| notes.integer(node, "port"));
     let redirect = Redirect {
         status: status.unwrap_or(302),
         scheme,
