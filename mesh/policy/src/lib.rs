@@ -11,6 +11,7 @@
 //! have, a query is no part of the path, hosts are matched without case. Each part knows where it was written.
 
 pub mod check;
+pub mod envoy;
 pub mod evaluate;
 pub mod form;
 pub mod read;

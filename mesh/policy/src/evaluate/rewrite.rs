@@ -22,11 +22,7 @@ pub(super) fn path(rewrite: &PathRewrite, matched: &PathMatch, path_and_query: &
             let len = if let PathPattern::Segments(prefix) = &matched.pattern { prefix.len() } else { 0 };
             let rest = path.get(len..).unwrap_or("");
             let start = replacement.trim_end_matches('/');
-            match (rest.is_empty(), start.is_empty()) {
-                (true, true) => "/".to_owned(),
-                (true, false) => replacement.clone(),
-                (false, _) => format!("{start}/{}", rest.trim_start_matches('/')),
-            }
+            if start.is_empty() { format!("/{}", rest.trim_start_matches('/')) } else { format!("{start}{rest}") }
         }
         PathRewrite::Whole(path) => path.clone(),
         PathRewrite::Regex { pattern, substitution } => {

@@ -56,8 +56,8 @@ pub struct WeightedTarget {
 pub enum PathRewrite {
     /// The part of the path that matched (prefix), or all of it (any other match), is replaced by this.
     Matched(String),
-    /// The segments that [`super::PathPattern::Segments`] matched are replaced by this; exactly one slash stands
-    /// between it and what follows.
+    /// The segments that [`super::PathPattern::Segments`] matched are replaced by this, without slashes at its end; if
+    /// nothing is left of it, by `/`, with all slashes that follow.
     Segments(String),
     /// The whole path becomes this.
     Whole(String),
