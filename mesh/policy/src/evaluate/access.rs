@@ -1,7 +1,7 @@
 //! Authorization policies: DENY before ALLOW, and a default of no where there are ALLOW policies.
 
 use super::Step;
-use super::matching::{self, Current, all};
+use super::matching::{self, Current, all, any};
 use crate::form::{Attribute, Authorization, AuthorizationAction, Condition, StringPattern};
 
 /// Whether a request is let in; None: only Envoy knows.
@@ -66,8 +66,7 @@ fn holds(policy: &Authorization, current: &Current<'_>, steps: &mut Vec<Step>, v
 fn condition(condition_: &Condition, current: &Current<'_>) -> Option<bool> {
     match condition_ {
         Condition::All(parts) => all(parts.iter().map(|part| condition(part, current))),
-        // One of them holds unless all of them do not.
-        Condition::Any(parts) => all(parts.iter().map(|part| condition(part, current).map(|b| !b))).map(|none| !none),
+        Condition::Any(parts) => any(parts.iter().map(|part| condition(part, current))),
         Condition::Not(part) => condition(part, current).map(|holds| !holds),
         Condition::Is(attribute) => is(attribute, current),
     }

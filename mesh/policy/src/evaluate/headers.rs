@@ -23,9 +23,3 @@ pub fn apply(headers: &mut Vec<(String, String)>, edits: &HeaderEdits) {
     }
     headers.extend(add.into_iter().map(|edit| (edit.name.clone(), edit.value.clone())));
 }
-
-/// All values of a header, joined by commas; None: it is not there.
-pub(super) fn value(headers: &[(String, String)], name: &str) -> Option<String> {
-    let values: Vec<_> = headers.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_str()).collect();
-    (!values.is_empty()).then(|| values.join(","))
-}

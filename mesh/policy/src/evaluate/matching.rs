@@ -1,7 +1,6 @@
 //! Whether a request matches. `None` means that only Envoy knows.
 
 use super::Request;
-use super::headers;
 use super::path::split_query;
 use crate::form::{HeaderMatch, HeaderPattern, PathMatch, PathPattern, RequestMatch, StringMatch, StringPattern};
 use crate::regexes;
@@ -33,6 +32,11 @@ pub(super) fn all(parts: impl IntoIterator<Item = Option<bool>>) -> Option<bool>
         }
     }
     known
+}
+
+/// One of them must hold: a certain yes outweighs what is not known.
+pub(super) fn any(parts: impl IntoIterator<Item = Option<bool>>) -> Option<bool> {
+    all(parts.into_iter().map(|part| part.map(|holds| !holds))).map(|none| !none)
 }
 
 pub(super) fn route(matching: &RequestMatch, current: &Current<'_>) -> Option<bool> {
@@ -90,26 +94,30 @@ pub(super) fn string(matching: &StringMatch, text: &str) -> Option<bool> {
 }
 
 pub(super) fn header(matching: &HeaderMatch, current: &Current<'_>) -> Option<bool> {
-    let value = match matching.name.as_str() {
-        ":method" => Some(current.request.method.clone()),
-        ":authority" => Some(current.authority.clone()),
-        ":path" => Some(current.path.clone()),
-        name => headers::value(&current.headers, name),
+    let of_name = || current.headers.iter().filter(|(name, _)| *name == matching.name).map(|(_, value)| value.as_str());
+    let mut values = match matching.name.as_str() {
+        ":method" => vec![current.request.method.as_str()],
+        ":authority" => vec![current.authority.as_str()],
+        ":path" => vec![current.path.as_str()],
+        _ => of_name().collect(),
     };
     if matching.pattern == HeaderPattern::Present {
-        return Some(value.is_some() != matching.invert);
+        return Some(values.is_empty() == matching.invert);
     }
-    let value = match value {
-        Some(value) => value,
-        None if matching.missing_is_empty => String::new(),
-        None => return Some(false),
+    if values.is_empty() {
+        if !matching.missing_is_empty {
+            return Some(false);
+        }
+        values.push("");
+    }
+    // One that holds is enough.
+    let holds = |value: &&str| match &matching.pattern {
+        HeaderPattern::Present => Some(true),
+        HeaderPattern::Value(pattern) => string(pattern, value),
+        HeaderPattern::Range { start, end } => Some(value.parse::<i64>().is_ok_and(|n| (*start..*end).contains(&n))),
     };
-    let holds = match &matching.pattern {
-        HeaderPattern::Present => true,
-        HeaderPattern::Value(pattern) => string(pattern, &value)?,
-        HeaderPattern::Range { start, end } => value.parse::<i64>().is_ok_and(|n| (*start..*end).contains(&n)),
-    };
-    Some(holds != matching.invert)
+    let any = any(values.iter().map(holds))?;
+    Some(any != matching.invert)
 }
 
 fn query(name: &str, wanted: Option<&StringMatch>, path: &str) -> Option<bool> {

@@ -66,14 +66,14 @@ fn unescape_slashes(path: &str) -> String {
     out + rest
 }
 
+/// A path of nothing but slashes keeps two, as in Envoy.
 fn merge(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for c in path.chars() {
-        if c != '/' || !out.ends_with('/') {
-            out.push(c);
-        }
+    if !path.contains("//") {
+        return path.to_owned();
     }
-    out
+    let segments: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    let end = if path.ends_with('/') { "/" } else { "" };
+    format!("/{}{end}", segments.join("/"))
 }
 
 /// Dot segments go, `\` becomes `/`, escaped unreserved characters are unescaped, what may not stand in a path is
@@ -199,5 +199,8 @@ mod tests {
             assert_eq!(canonical(path).as_deref(), Some(wanted), "{path}");
         }
         assert_eq!(canonical("/%00"), None);
+        for (path, wanted) in [("//", "//"), ("/a//b///", "/a/b/"), ("/a/b", "/a/b"), ("///a", "/a")] {
+            assert_eq!(merge(path), wanted, "{path}");
+        }
     }
 }

@@ -69,11 +69,15 @@ fn unknown(what: &str) -> Outcomes {
 /// Path and authority as they are matched.
 fn enter<'a>(listener: &Listener, request: &'a Request) -> Result<Current<'a>, Answer> {
     let (mut path, mut authority) = (request.target.as_str(), request.authority.as_str());
-    let absolute = ["http://", "https://"].iter().find_map(|scheme| path.strip_prefix(scheme));
+    let has_scheme = |scheme: &&str| path.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    let absolute = ["http://", "https://"].iter().find(|scheme| has_scheme(scheme)).map(|scheme| &path[scheme.len()..]);
     let rooted;
     if let Some(rest) = absolute {
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
         authority = &rest[..at];
+        if authority.is_empty() || authority.starts_with(':') {
+            return Err(Answer::plain(400, ""));
+        }
         path = &rest[at..];
         if !path.starts_with('/') {
             rooted = format!("/{path}");
@@ -132,7 +136,15 @@ impl Taken<'_> {
                 let answer = answer::redirect(redirect, &self.route.matching.path, current);
                 answer.map_or_else(|| unknown("redirect"), |answer| one(Outcome::Answer(self.edited(answer))))
             }
-            Action::Direct(direct) => one(Outcome::Answer(self.edited(Answer::plain(direct.status, &direct.body)))),
+            Action::Direct(direct) => {
+                let mut answer = Answer::plain(direct.status, &direct.body);
+                // Envoy names the resource where the status speaks of one.
+                if direct.status == 201 || (300..400).contains(&direct.status) {
+                    let location = format!("http://{}{}", current.authority, current.path);
+                    answer.headers.push(("location".into(), location));
+                }
+                one(Outcome::Answer(self.edited(answer)))
+            }
             Action::Envoy => unknown("action"),
         }
     }

@@ -154,7 +154,7 @@ pub enum RedirectPath {
 /// An answer without an upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DirectResponse {
-    /// The status.
+    /// The status. With 201 and 3xx goes a `location`: the URI of the request.
     pub status: u16,
     /// The body; with one goes `content-type: text/plain` unless an edit sets another.
     pub body: String,

@@ -89,7 +89,8 @@ impl StringMatch {
 
 /// A match of one header of the request.
 ///
-/// Several headers of one name are one value, joined by `,` without a space, as Envoy does it.
+/// Of several headers of one name, each value is compared by itself, and one that holds is enough; turned round, none
+/// may hold. (Envoy 1.40, in routes and in RBAC. Earlier versions joined the values by commas.)
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HeaderMatch {
     /// In lower case.
