@@ -327,7 +327,7 @@ fn open(root: &Path, path: &str) -> Option<(std::fs::File, u64)> {
     }
     let file = std::fs::File::open(root.join(relative)).ok()?;
     let about = file.metadata().ok()?;
-    about.is_file().then(|| (file, about.len()))
+    about.is_file().then_some((file, about.len()))
 }
 
 /// Closes, and waits until the peer has acknowledged all: then no packet needs the rules.
