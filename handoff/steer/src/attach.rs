@@ -57,14 +57,15 @@ impl Attached {
         let link =
             unsafe { sys::bpf_program__attach_tcx(program.handle(hook), interface.cast_signed(), std::ptr::null()) };
         let link = NonNull::new(link).ok_or_else(|| Error::last("tcx"))?;
+        // An error below detaches it again.
         let mut attached = Attached::Tcx { link, pin: None };
-        if let Some(path) = pin {
+        if let (Some(path), Attached::Tcx { pin, .. }) = (pin, &mut attached) {
             let name = c_path(path)?;
             // SAFETY: the link is open, the path a C string.
             if unsafe { sys::bpf_link__pin(link.as_ptr(), name.as_ptr()) } != 0 {
                 return Err(pin_error(path));
             }
-            attached = Attached::Tcx { link, pin: Some(path.to_path_buf()) };
+            *pin = Some(path.to_path_buf());
         }
         Ok(attached)
     }
@@ -98,10 +99,15 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         match self {
-            // SAFETY: opened when this was made, destroyed only here. A pinned link stays attached.
-            Attached::Tcx { link, .. } => unsafe {
-                sys::bpf_link__destroy(link.as_ptr());
-            },
+            Attached::Tcx { link, pin } => {
+                if pin.is_none() {
+                    // Not left to the last close: a child that was just forked may have the descriptor too.
+                    // SAFETY: the link is open.
+                    unsafe { sys::bpf_link_detach(sys::bpf_link__fd(link.as_ptr())) };
+                }
+                // SAFETY: opened when this was made, destroyed only here. A pinned link stays attached.
+                unsafe { sys::bpf_link__destroy(link.as_ptr()) };
+            }
             Attached::Clsact { interface, hook, handle } => {
                 detach(*interface, *hook, *handle);
             }

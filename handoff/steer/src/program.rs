@@ -16,6 +16,8 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 /// Bytes for the verifier's log.
 const LOG_BYTES: usize = 64 << 10;
 
+const LOAD_ATTEMPTS: u32 = 5;
+
 /// Which of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
@@ -57,6 +59,22 @@ unsafe impl Sync for Program {}
 impl Program {
     /// Loads the programs with a map for `capacity` rules, or with the map that is pinned at `pinned`.
     pub fn load(capacity: u32, pinned: Option<&Path>) -> Result<Program, Error> {
+        let mut attempts = 1;
+        loop {
+            match Program::load_once(capacity, pinned) {
+                // The verifier gives up when a signal arrives.
+                Err(Error::Refused { source, .. })
+                    if attempts < LOAD_ATTEMPTS
+                        && matches!(source.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) =>
+                {
+                    attempts += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn load_once(capacity: u32, pinned: Option<&Path>) -> Result<Program, Error> {
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = sys::bpf_object_open_opts {
             sz: size_of::<sys::bpf_object_open_opts>() as sys::size_t,

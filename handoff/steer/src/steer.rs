@@ -79,27 +79,39 @@ impl Steer {
     }
 
     fn attach_all(&mut self, interfaces: &[u32], options: &Options) -> Result<(), Error> {
-        let tcx = match options.attachment {
-            Attachment::Clsact => false,
-            Attachment::Tcx => true,
-            Attachment::Auto => options.pin.is_some() || has_tcx(&self.program, interfaces),
-        };
-        if !tcx {
+        if options.attachment == Attachment::Clsact {
             self._alive = Some(Owner::new()?);
         }
         for interface in interfaces {
             for hook in Hook::BOTH {
-                let attached = match &self._alive {
-                    Some(owner) => Attached::clsact(&self.program, *interface, hook, owner.handle)?,
-                    None => {
-                        let pin = options.pin.as_deref().map(|folder| link_pin(folder, *interface, hook));
-                        Attached::tcx(&self.program, *interface, hook, pin.as_deref())?
-                    }
-                };
+                let attached = self.attach_one(*interface, hook, options)?;
                 self.attached.push(attached);
             }
         }
         Ok(())
+    }
+
+    fn attach_one(&mut self, interface: u32, hook: Hook, options: &Options) -> Result<Attached, Error> {
+        if let Some(owner) = &self._alive {
+            return Attached::clsact(&self.program, interface, hook, owner.handle);
+        }
+        let pin = options.pin.as_deref().map(|folder| link_pin(folder, interface, hook));
+        let tcx = Attached::tcx(&self.program, interface, hook, pin.as_deref());
+        let may_fall_back = options.attachment == Attachment::Auto && pin.is_none() && self.attached.is_empty();
+        match tcx {
+            // Before Linux 6.6 the kernel does not know the hook.
+            Err(Error::Call { source, .. }) if may_fall_back && source.raw_os_error() == Some(libc::EINVAL) => {
+                let owner = Owner::new()?;
+                let attached = Attached::clsact(&self.program, interface, hook, owner.handle);
+                let attached = attached.map_err(|error| match error {
+                    Error::Call { source, .. } => Error::NoHook(source),
+                    error => error,
+                })?;
+                self._alive = Some(owner);
+                Ok(attached)
+            }
+            result => result,
+        }
     }
 
     /// Which kind of hook is in use.
@@ -300,11 +312,6 @@ fn key(flow: &Flow, hook: Hook) -> abi::ud_flow {
 
 fn link_pin(folder: &Path, interface: u32, hook: Hook) -> PathBuf {
     folder.join(format!("{interface}-{}", hook.name()))
-}
-
-/// tcx is there if the kernel attaches to it; the link goes at once.
-fn has_tcx(program: &Program, interfaces: &[u32]) -> bool {
-    interfaces.first().is_some_and(|first| Attached::tcx(program, *first, Hook::Egress, None).is_ok())
 }
 
 fn interface(name: &str) -> Result<u32, Error> {

@@ -4,70 +4,13 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use common::{Site, content, eventually, stream};
+use common::journey::{attach, back, out};
+use common::load::talk;
+use common::{Site, eventually};
 use underdeck_handoff_steer::{Action, Attachment, Error, Flow, Options, Steer, Target};
-use underdeck_handoff_tcp::{Snapshot, freeze, thaw};
-
-struct Steers {
-    balancer: Steer,
-    backend: Steer,
-}
-
-fn attach(site: &Site, attachment: Attachment) -> Steers {
-    let options = Options { attachment, capacity: 16, ..Options::default() };
-    let on = |host: &common::Host| host.on(|| Steer::attach(&["eth0"], &options).expect("root can attach"));
-    Steers { balancer: on(&site.balancer), backend: on(&site.backend) }
-}
-
-/// The outbound transfer. Returns the connection at the backend, and the backend's name for it.
-fn out(site: &Site, steers: &Steers, server: TcpStream, at: SocketAddr) -> (TcpStream, Flow) {
-    let flow = Flow { local: server.local_addr().unwrap(), peer: server.peer_addr().unwrap() };
-    steers.balancer.block(&flow).unwrap();
-    let frozen = freeze(server.into(), b"").unwrap();
-    let snapshot = Snapshot::decode(&frozen.snapshot().encode()).unwrap();
-    let thawing = site.backend.on(|| thaw(&snapshot, at).unwrap());
-    let there = Flow { local: at, peer: flow.peer };
-    steers.backend.rewrite_source(&there, flow.local).unwrap();
-    let target = site.balancer.on(|| Target::resolve(at).unwrap());
-    steers.balancer.redirect(&flow, &target).unwrap();
-    frozen.release();
-    (stream(thawing.finish().unwrap()), there)
-}
-
-/// The inbound transfer.
-fn back(site: &Site, steers: &Steers, server: TcpStream, there: &Flow, local: SocketAddr) -> TcpStream {
-    steers.backend.block(there).unwrap();
-    let frozen = freeze(server.into(), b"").unwrap();
-    let snapshot = Snapshot::decode(&frozen.snapshot().encode()).unwrap();
-    let thawing = site.balancer.on(|| thaw(&snapshot, local).unwrap());
-    let flow = Flow { local, peer: there.peer };
-    steers.balancer.remove_ingress(&flow).unwrap().expect("it was redirected");
-    let server = stream(thawing.finish().unwrap());
-    steers.backend.remove_source(there).unwrap().expect("it was rewritten");
-    frozen.release();
-    assert!(steers.backend.remove(there).unwrap());
-    server
-}
-
-/// Bytes both ways at the same time, compared.
-fn talk(client: &TcpStream, server: &TcpStream, length: usize, seed: u64) {
-    let (up, down) = (content(length, seed), content(length, seed + 1));
-    std::thread::scope(|scope| {
-        for (mut from, bytes) in [(client, &up), (server, &down)] {
-            scope.spawn(move || from.write_all(bytes).unwrap());
-        }
-        for (mut to, bytes) in [(server, &up), (client, &down)] {
-            scope.spawn(move || {
-                let mut got = vec![0; bytes.len()];
-                to.read_exact(&mut got).unwrap();
-                assert!(got == *bytes, "a byte differs");
-            });
-        }
-    });
-}
 
 #[test]
 fn a_connection_goes_out_and_comes_back() {

@@ -32,6 +32,8 @@ pub(crate) fn peer_voice(state: TcpState, local: SocketAddr) -> Result<Option<Ow
 pub(crate) struct Restored<'a> {
     pub fd: RawFd,
     pub snapshot: &'a Snapshot,
+    /// Sequence number of the first byte that the peer has not acknowledged.
+    pub una: u32,
     pub local: SocketAddr,
     pub voice: Option<&'a OwnedFd>,
 }
@@ -39,8 +41,7 @@ pub(crate) struct Restored<'a> {
 /// Brings an established connection into the state of the snapshot. Unsent data and an unsent FIN come later.
 pub(crate) fn restore(at: &Restored<'_>) -> Result<(), Error> {
     use TcpState::*;
-    let una = at.snapshot.send_start();
-    let fin_from_peer = |wanted| segment(at, FIN | ACK, una, wanted);
+    let fin_from_peer = |wanted| segment(at, FIN | ACK, at.una, wanted);
     match at.snapshot.state {
         Established => Ok(()),
         CloseWait => fin_from_peer(CloseWait),

@@ -197,6 +197,18 @@ impl Snapshot {
         self.ktls.is_some()
     }
 
+    /// A copy without the queues, except for what is to be sent when repair mode has ended, and without the blob.
+    pub(crate) fn rest(&self) -> Snapshot {
+        Snapshot {
+            receive: Vec::new(),
+            send: self.unsent().to_vec(),
+            blob: Vec::new(),
+            options: self.options.clone(),
+            ktls: None,
+            ..*self
+        }
+    }
+
     /// Sequence number of the first byte of the send queue.
     pub(crate) fn send_start(&self) -> u32 {
         self.send_end.wrapping_sub(self.send.len() as u32)

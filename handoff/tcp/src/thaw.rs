@@ -23,7 +23,9 @@ pub struct Thawing {
     local: SocketAddr,
     /// Sends what the peer has sent, for half-closed states.
     voice: Option<OwnedFd>,
-    snapshot: Snapshot,
+    una: u32,
+    /// Without what the kernel has already.
+    rest: Snapshot,
 }
 
 /// Restores a connection at `local`, an address of this host. The port is best the snapshot's own; another one, or
@@ -65,11 +67,11 @@ impl Thawing {
     /// and close the connection.
     pub fn finish(mut self) -> Result<OwnedFd, Error> {
         let raw = self.fd.as_ref().expect("only finish and drop take it").as_raw_fd();
-        let Thawing { snapshot, local, voice, .. } = &self;
-        half_close::restore(&Restored { fd: raw, snapshot, local: *local, voice: voice.as_ref() })?;
+        let Thawing { rest, local, voice, una, .. } = &self;
+        half_close::restore(&Restored { fd: raw, snapshot: rest, una: *una, local: *local, voice: voice.as_ref() })?;
         // From here on the connection is live, and errors close it like any other.
         let fd = self.fd.take().expect("it was there");
-        let snapshot = &self.snapshot;
+        let snapshot = &self.rest;
         leave_repair(raw, snapshot.options.reuse_address())?;
         sys::queue(raw, snapshot.unsent()).map_err(|(accepted, source)| Error::QueueRefused {
             queue: Queue::Send,
@@ -107,7 +109,7 @@ fn restore(snapshot: &Snapshot, local: SocketAddr, foreign: bool) -> Result<Thaw
     }
     before_connect(raw, snapshot)?;
     connect(&fd, local, peer)?;
-    let thawing = Thawing { fd: Some(fd), local, voice, snapshot: snapshot.clone() };
+    let thawing = Thawing { fd: Some(fd), local, voice, una: snapshot.send_start(), rest: snapshot.rest() };
     after_connect(raw, snapshot)?;
     Ok(thawing)
 }

@@ -1,6 +1,8 @@
 //! Two hosts joined by a cable: network namespaces without a name, which vanish with the last descriptor.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod journey;
+pub mod load;
 pub mod moving;
 
 use std::fs::File;

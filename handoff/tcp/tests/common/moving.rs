@@ -22,7 +22,8 @@ impl Mover {
     }
 
     pub fn with(cable: Cable) -> Mover {
-        let attach = |host: &Host| host.on(|| Steer::attach(&["eth0"], &Options::default()).expect("root can attach"));
+        let options = Options { capacity: 16, ..Options::default() };
+        let attach = |host: &Host| host.on(|| Steer::attach(&["eth0"], &options).expect("root can attach"));
         let (steer, ears) = (attach(&cable.server), attach(&cable.client));
         Mover { cable, steer, ears }
     }

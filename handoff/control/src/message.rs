@@ -1,0 +1,233 @@
+//! The messages and their encoding: length (4 bytes, of what follows), version (1), kind (1), transfer (8), body.
+//! Integers are in network byte order.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The version that this code speaks.
+pub const VERSION: u8 = 1;
+
+/// Longest message in bytes, without its length field: room for two full queues of a connection.
+pub const MAX_LENGTH: usize = 160 << 20;
+
+/// Version, kind and transfer.
+const HEAD: usize = 10;
+
+/// Why a transfer is refused. The other side rolls back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Refusal {
+    /// The snapshot cannot be decoded or restored.
+    Snapshot = 1,
+    /// No port, no room for rules.
+    Full = 2,
+    /// The transfer is unknown, or known already (a replay).
+    Transfer = 3,
+    /// Rules could not be put in place.
+    Steering = 4,
+}
+
+impl Refusal {
+    fn from_number(number: u8) -> Option<Refusal> {
+        [Refusal::Snapshot, Refusal::Full, Refusal::Transfer, Refusal::Steering]
+            .into_iter()
+            .find(|refusal| *refusal as u8 == number)
+    }
+
+    /// A word for counters.
+    pub fn name(self) -> &'static str {
+        match self {
+            Refusal::Snapshot => "snapshot",
+            Refusal::Full => "full",
+            Refusal::Transfer => "transfer",
+            Refusal::Steering => "steering",
+        }
+    }
+}
+
+/// What is said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Balancer: take this connection (an encoded snapshot).
+    BeginOffload(Vec<u8>),
+    /// Backend: it is restored at `local`, and its source rule stands. The times in nanoseconds are for statistics.
+    ServerReady {
+        /// Where packets of the client have to go.
+        local: SocketAddr,
+        /// Time that restoring took.
+        thaw_ns: u64,
+        /// Time that the source rule took.
+        rule_ns: u64,
+    },
+    /// Balancer: packets are redirected, go on.
+    LbReady,
+    /// Backend: take it back (an encoded snapshot), or, if empty, it has ended.
+    ServerDone(Vec<u8>),
+    /// Balancer: it is back, forget it.
+    EndOffload,
+    /// Either: no; roll back.
+    Refused(Refusal),
+    /// Balancer: are you there? With the mean number of connections per backend.
+    Ping(u32),
+    /// Backend: yes. With the number of connections that it owns.
+    Pong(u32),
+}
+
+/// One message about one transfer. Pings are about transfer 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The balancer's number of the transfer.
+    pub transfer: u64,
+    /// What is said.
+    pub body: Body,
+}
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MessageError {
+    /// Shorter than a head.
+    #[error("a message of {0} bytes is shorter than its head of {HEAD}")]
+    Short(usize),
+    /// Longer than the limit.
+    #[error("a message of {0} bytes is longer than the limit of {MAX_LENGTH}")]
+    Long(usize),
+    /// Another version.
+    #[error("message version {0} is not {VERSION}: run the same release on balancer and backends")]
+    Version(u8),
+    /// No such message.
+    #[error("there is no message of kind {0}")]
+    Kind(u8),
+    /// The body does not fit its kind.
+    #[error("the body of a message of kind {kind} has {length} bytes, or values that it cannot have")]
+    Body {
+        /// Its kind.
+        kind: u8,
+        /// Bytes in the body.
+        length: usize,
+    },
+}
+
+impl Message {
+    /// The message with its length field.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 4];
+        bytes.extend([VERSION, self.body.kind()]);
+        bytes.extend(self.transfer.to_be_bytes());
+        match &self.body {
+            Body::BeginOffload(snapshot) | Body::ServerDone(snapshot) => bytes.extend(snapshot),
+            Body::ServerReady { local, thaw_ns, rule_ns } => {
+                match local.ip() {
+                    IpAddr::V4(ip) => bytes.extend(ip.octets()),
+                    IpAddr::V6(ip) => bytes.extend(ip.octets()),
+                }
+                bytes.extend(local.port().to_be_bytes());
+                bytes.extend(thaw_ns.to_be_bytes());
+                bytes.extend(rule_ns.to_be_bytes());
+            }
+            Body::Refused(refusal) => bytes.push(*refusal as u8),
+            Body::Ping(load) | Body::Pong(load) => bytes.extend(load.to_be_bytes()),
+            Body::LbReady | Body::EndOffload => {}
+        }
+        let length = (bytes.len() - 4) as u32;
+        bytes[..4].copy_from_slice(&length.to_be_bytes());
+        bytes
+    }
+
+    /// A message without its length field.
+    ///
+    /// # Errors
+    /// [`MessageError`]: nothing else can be read from that peer.
+    pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
+        if bytes.len() > MAX_LENGTH {
+            return Err(MessageError::Long(bytes.len()));
+        }
+        let Some((head, body)) = bytes.split_first_chunk::<HEAD>() else {
+            return Err(MessageError::Short(bytes.len()));
+        };
+        let [version, kind, transfer @ ..] = *head;
+        if version != VERSION {
+            return Err(MessageError::Version(version));
+        }
+        let body = decode_body(kind, body)?;
+        Ok(Message { transfer: u64::from_be_bytes(transfer), body })
+    }
+
+    /// Reads one message.
+    ///
+    /// # Errors
+    /// Those of the stream; `InvalidData` with a [`MessageError`].
+    pub fn read(from: &mut impl Read) -> io::Result<Message> {
+        let mut length = [0; 4];
+        from.read_exact(&mut length)?;
+        let length = u32::from_be_bytes(length) as usize;
+        let invalid = |error: MessageError| io::Error::new(io::ErrorKind::InvalidData, error);
+        if length > MAX_LENGTH {
+            return Err(invalid(MessageError::Long(length)));
+        }
+        // Grows with what arrives, not with what is claimed.
+        let mut bytes = Vec::with_capacity(length.min(64 << 10));
+        from.by_ref().take(length as u64).read_to_end(&mut bytes)?;
+        if bytes.len() < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Message::decode(&bytes).map_err(invalid)
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(&self.encode())?;
+        to.flush()
+    }
+}
+
+impl Body {
+    fn kind(&self) -> u8 {
+        match self {
+            Body::BeginOffload(_) => 1,
+            Body::ServerReady { .. } => 2,
+            Body::LbReady => 3,
+            Body::ServerDone(_) => 4,
+            Body::EndOffload => 5,
+            Body::Refused(_) => 6,
+            Body::Ping(_) => 7,
+            Body::Pong(_) => 8,
+        }
+    }
+}
+
+fn decode_body(kind: u8, body: &[u8]) -> Result<Body, MessageError> {
+    let bad = || MessageError::Body { kind, length: body.len() };
+    let number = || Ok(u32::from_be_bytes(body.try_into().map_err(|_| bad())?));
+    Ok(match kind {
+        1 => Body::BeginOffload(body.to_vec()),
+        2 => server_ready(body).ok_or_else(bad)?,
+        3 if body.is_empty() => Body::LbReady,
+        4 => Body::ServerDone(body.to_vec()),
+        5 if body.is_empty() => Body::EndOffload,
+        6 => match body {
+            [number] => Body::Refused(Refusal::from_number(*number).ok_or_else(bad)?),
+            _ => return Err(bad()),
+        },
+        7 => Body::Ping(number()?),
+        8 => Body::Pong(number()?),
+        3 | 5 => return Err(bad()),
+        _ => return Err(MessageError::Kind(kind)),
+    })
+}
+
+/// Its length tells the address family.
+fn server_ready(body: &[u8]) -> Option<Body> {
+    let (ip, rest): (IpAddr, &[u8]) = match body.len() {
+        22 => (Ipv4Addr::from(*body.first_chunk::<4>()?).into(), &body[4..]),
+        34 => (Ipv6Addr::from(*body.first_chunk::<16>()?).into(), &body[16..]),
+        _ => return None,
+    };
+    Some(Body::ServerReady {
+        local: SocketAddr::new(ip, u16::from_be_bytes(*rest.first_chunk()?)),
+        thaw_ns: u64::from_be_bytes(*rest[2..].first_chunk()?),
+        rule_ns: u64::from_be_bytes(*rest[10..].first_chunk()?),
+    })
+}

@@ -1,0 +1,176 @@
+//! Mutually authenticated TLS 1.3 between balancer and backends.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+
+use crate::keys::PEER_NAME;
+use crate::message::Message;
+
+/// Why the channel cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read or holds something else.
+    #[error("{path}: {source}. `underdeck handoff keys` makes these files")]
+    Pem {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// Certificate and key do not fit.
+    #[error("the certificates cannot be used: {0}. `underdeck handoff keys` makes ones that fit together")]
+    Unfit(String),
+}
+
+/// This peer's certificate and what it expects of others.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+/// A control connection.
+pub struct Channel {
+    stream: Side,
+}
+
+enum Side {
+    Client(StreamOwned<ClientConnection, TcpStream>),
+    Server(StreamOwned<ServerConnection, TcpStream>),
+}
+
+impl Identity {
+    /// From PEM files.
+    ///
+    /// # Errors
+    /// [`TlsError`] with the file.
+    pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
+        let pem = |path: &Path| {
+            let path = path.to_owned();
+            move |source| TlsError::Pem { path, source }
+        };
+        let unfit = |error: &dyn std::fmt::Display| TlsError::Unfit(error.to_string());
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(authority).map_err(pem(authority))?).map_err(|error| unfit(&error))?;
+        let roots = Arc::new(roots);
+        let chain = vec![CertificateDer::from_pem_file(certificate).map_err(pem(certificate))?];
+        let key = PrivateKeyDer::from_pem_file(key).map_err(pem(key))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| unfit(&error))?
+            .with_root_certificates(Arc::clone(&roots))
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(|error| unfit(&error))?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|error| unfit(&error))?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| unfit(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(|error| unfit(&error))?;
+        // Connections are persistent: nothing to resume.
+        server.send_tls13_tickets = 0;
+        Ok(Identity { client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// Connects; each later step has `patience`.
+    ///
+    /// # Errors
+    /// Those of the connection and of the handshake.
+    pub fn connect(&self, to: SocketAddr, patience: Duration) -> io::Result<Channel> {
+        let stream = prepared(TcpStream::connect_timeout(&to, patience)?, patience)?;
+        let name = ServerName::try_from(PEER_NAME).map_err(io::Error::other)?;
+        let session = ClientConnection::new(Arc::clone(&self.client), name).map_err(io::Error::other)?;
+        let mut stream = StreamOwned::new(session, stream);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock)?;
+        }
+        Ok(Channel { stream: Side::Client(stream) })
+    }
+
+    /// Does the other side of the handshake; `patience` is for the handshake only.
+    ///
+    /// # Errors
+    /// Those of the connection and of the handshake.
+    pub fn accept(&self, stream: TcpStream, patience: Duration) -> io::Result<Channel> {
+        let stream = prepared(stream, patience)?;
+        let session = ServerConnection::new(Arc::clone(&self.server)).map_err(io::Error::other)?;
+        let mut stream = StreamOwned::new(session, stream);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock)?;
+        }
+        Ok(Channel { stream: Side::Server(stream) })
+    }
+}
+
+impl Channel {
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+        match &mut self.stream {
+            Side::Client(stream) => message.write(stream),
+            Side::Server(stream) => message.write(stream),
+        }
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    /// Those of the connection, among them `WouldBlock` after the patience; `InvalidData` for what is no message.
+    pub fn receive(&mut self) -> io::Result<Message> {
+        match &mut self.stream {
+            Side::Client(stream) => Message::read(stream),
+            Side::Server(stream) => Message::read(stream),
+        }
+    }
+
+    /// How long [`receive`](Self::receive) waits from now on; None is for ever.
+    ///
+    /// # Errors
+    /// If the socket refuses.
+    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        match &self.stream {
+            Side::Client(stream) => stream.sock.set_read_timeout(patience),
+            Side::Server(stream) => stream.sock.set_read_timeout(patience),
+        }
+    }
+}
+
+/// For tests of what a peer does with bytes that are no message.
+impl Channel {
+    /// Sends bytes as they are.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let stream: &mut dyn ReadWrite = match &mut self.stream {
+            Side::Client(stream) => stream,
+            Side::Server(stream) => stream,
+        };
+        stream.write_all(bytes)?;
+        stream.flush()
+    }
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+fn prepared(stream: TcpStream, patience: Duration) -> io::Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    Ok(stream)
+}
