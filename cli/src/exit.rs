@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::verb::{bench, check, doctor, metrics, protocol, run, stat, switch};
+use crate::verb::{bench, check, doctor, mesh, metrics, protocol, run, stat, switch};
 
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,9 @@ pub enum Failure {
     /// `metrics` cannot serve.
     #[error(transparent)]
     Metrics(#[from] metrics::MetricsError),
+    /// `mesh` has nothing to say.
+    #[error(transparent)]
+    Mesh(#[from] mesh::MeshError),
     /// `doctor` could not look.
     #[error(transparent)]
     Doctor(#[from] doctor::DoctorError),
@@ -76,6 +79,7 @@ impl Failure {
             Self::Protocol(error) => error.exit(),
             Self::Stat(error) => error.exit(),
             Self::Metrics(error) => error.exit(),
+            Self::Mesh(error) => error.exit(),
             Self::Doctor(error) => error.exit(),
             Self::Bench(error) => error.exit(),
             Self::Switch(error) => error.exit(),

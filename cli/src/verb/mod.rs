@@ -5,6 +5,7 @@ pub mod check;
 pub mod completions;
 pub mod doctor;
 pub mod man;
+pub mod mesh;
 pub mod metrics;
 pub mod protocol;
 pub mod run;

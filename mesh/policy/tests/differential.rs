@@ -233,3 +233,23 @@ fn envoy_static() {
 fn envoy_strict() {
     compare("envoy-strict.yaml", "strict", 8081);
 }
+
+#[test]
+fn weights_of_istio() {
+    compare("istio-weights.yaml", "mesh", 80);
+}
+
+#[test]
+fn hosts_of_istio() {
+    compare("istio-hosts.yaml", "mesh", 80);
+}
+
+#[test]
+fn gateway_of_istio() {
+    compare("istio-gateway.yaml", "gateway demo/front", 80);
+}
+
+#[test]
+fn services_of_the_gateway_api() {
+    compare("gateway-mesh.yaml", "mesh", 80);
+}

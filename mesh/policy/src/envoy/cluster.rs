@@ -45,41 +45,47 @@ pub(super) fn cluster(cluster: &Cluster, endpoints: &BTreeMap<String, Vec<Socket
         }
         UpstreamProtocol::Http1 | UpstreamProtocol::Tcp => {}
     }
-    if let Some(outlier) = &cluster.outlier {
-        let mut detection = json!({});
-        if let Some(errors) = outlier.consecutive_errors {
-            detection["consecutive_5xx"] = json!(errors);
-        }
-        if let Some(interval) = outlier.interval {
-            detection["interval"] = duration(interval);
-        }
-        if let Some(time) = outlier.base_ejection_time {
-            detection["base_ejection_time"] = duration(time);
-        }
-        if let Some(percent) = outlier.max_ejection_percent {
-            detection["max_ejection_percent"] = json!(percent);
-        }
-        out["outlier_detection"] = detection;
-    }
-    if let Some(limits) = &cluster.limits {
-        let mut threshold = json!({});
-        let parts = [
-            ("max_connections", limits.connections),
-            ("max_pending_requests", limits.pending_requests),
-            ("max_requests", limits.requests),
-            ("max_retries", limits.retries),
-        ];
-        for (name, value) in parts {
-            if let Some(value) = value {
-                threshold[name] = json!(value);
-            }
-        }
-        out["circuit_breakers"] = json!({"thresholds": [threshold]});
-        if let Some(timeout) = limits.connect_timeout {
-            out["connect_timeout"] = duration(timeout);
-        }
-    }
+    add_outlier(&mut out, cluster);
+    add_limits(&mut out, cluster);
     out
+}
+
+fn add_outlier(out: &mut Value, cluster: &Cluster) {
+    let Some(outlier) = &cluster.outlier else { return };
+    let mut detection = json!({});
+    if let Some(errors) = outlier.consecutive_errors {
+        detection["consecutive_5xx"] = json!(errors);
+    }
+    if let Some(interval) = outlier.interval {
+        detection["interval"] = duration(interval);
+    }
+    if let Some(time) = outlier.base_ejection_time {
+        detection["base_ejection_time"] = duration(time);
+    }
+    if let Some(percent) = outlier.max_ejection_percent {
+        detection["max_ejection_percent"] = json!(percent);
+    }
+    out["outlier_detection"] = detection;
+}
+
+fn add_limits(out: &mut Value, cluster: &Cluster) {
+    let Some(limits) = &cluster.limits else { return };
+    let mut threshold = json!({});
+    let parts = [
+        ("max_connections", limits.connections),
+        ("max_pending_requests", limits.pending_requests),
+        ("max_requests", limits.requests),
+        ("max_retries", limits.retries),
+    ];
+    for (name, value) in parts {
+        if let Some(value) = value {
+            threshold[name] = json!(value);
+        }
+    }
+    out["circuit_breakers"] = json!({"thresholds": [threshold]});
+    if let Some(timeout) = limits.connect_timeout {
+        out["connect_timeout"] = duration(timeout);
+    }
 }
 
 /// A cluster that leads to a listener inside this Envoy.

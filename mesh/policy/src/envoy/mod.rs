@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::{Value, json};
 
 use crate::evaluate::Sender;
-use crate::form::{Authorization, EscapedSlashes, HostPort, Listener, Policy, RuleId};
+use crate::form::{Authorization, EscapedSlashes, HostPort, Listener, ListenerKind, Policy, Reason, RuleId};
 
 const HCM: &str =
     "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
@@ -40,15 +40,16 @@ pub struct Bind {
 pub struct Generated {
     /// A bootstrap; JSON is YAML.
     pub config: Value,
-    /// Rules that it does not enforce, because the intermediate form only knows that they are there (JWT, Lua, patches
-    /// of Envoy …). Requests for their targets must go to a proxy that was configured by other means.
+    /// Rules that it does not enforce in full, because the intermediate form does not hold all of them (JWT, Lua,
+    /// certificates, patches of Envoy …). Requests for their targets must go to a proxy that was configured by other
+    /// means.
     pub missing: Vec<RuleId>,
 }
 
 /// Makes a bootstrap. `endpoints` are those of clusters whose endpoints the policy does not name itself.
 pub fn bootstrap(policy: &Policy, binds: &[Bind], endpoints: &BTreeMap<String, Vec<SocketAddr>>) -> Generated {
     let mut listeners = Vec::new();
-    let mut missing: Vec<RuleId> = policy.filters.iter().map(|filter| filter.rule).collect();
+    let mut missing = not_held(policy);
     let (mut clusters, mut guarded) = (BTreeMap::new(), BTreeMap::new());
     for (index, bind) in binds.iter().enumerate() {
         let Some(listener) = policy.listener(&bind.listener) else { continue };
@@ -71,6 +72,20 @@ pub fn bootstrap(policy: &Policy, binds: &[Bind], endpoints: &BTreeMap<String, V
         "static_resources": {"listeners": listeners, "clusters": clusters},
     });
     Generated { config, missing }
+}
+
+/// Rules with a finding about something that the intermediate form only knows the existence of.
+fn not_held(policy: &Policy) -> Vec<RuleId> {
+    let of_envoy = policy.listeners.iter().any(|listener| listener.kind == ListenerKind::Envoy);
+    let is_held = |reason: Reason| match reason {
+        Reason::MatchQuery | Reason::MatchSourceLabels | Reason::MatchRegex | Reason::RegexRewrite => true,
+        Reason::AuthorityDynamic | Reason::Timeout | Reason::FaultDelay => true,
+        // Read in full from Istio only.
+        Reason::Retry | Reason::Mirror | Reason::Cors | Reason::OutlierDetection | Reason::PoolLimits => !of_envoy,
+        _ => false,
+    };
+    let ids = (0..).map(RuleId).zip(&policy.rules);
+    ids.filter(|(_, rule)| rule.findings.iter().any(|finding| !is_held(finding.reason))).map(|(id, _)| id).collect()
 }
 
 /// What one bind brings.

@@ -190,6 +190,7 @@ impl Set {
         if errors.is_empty() {
             return;
         }
+        errors.sort_by(|a, b| a.origin.cmp(&b.origin));
         self.errors.append(&mut errors);
         self.rules.truncate(before.rules);
         self.authorization.truncate(before.authorization);

@@ -127,9 +127,20 @@ fn document(file: &Arc<str>, lines: u32, text: &str) -> Option<Result<Node, Synt
             let (line, col) = error.location().map_or((1, 1), |l| (number(l.line()), number(l.column())));
             let origin = Origin { file: file.clone(), line: line.max(1) + lines, col: col.max(1) };
             let template = text.contains("{{");
-            Some(Err(SyntaxError { origin, what: error.without_snippet().to_string(), template }))
+            Some(Err(SyntaxError { origin, what: without_place(error.without_snippet().to_string()), template }))
         }
     }
+}
+
+/// The library counts lines from the start of the document; the place stands before the message already.
+fn without_place(mut message: String) -> String {
+    let end = message.rfind(" at line ").filter(|at| {
+        message[at + 9..].chars().all(|c| c.is_ascii_digit() || c == ',' || c == ' ' || "column".contains(c))
+    });
+    if let Some(end) = end {
+        message.truncate(end);
+    }
+    message
 }
 
 fn number(n: impl TryInto<u32>) -> u32 {

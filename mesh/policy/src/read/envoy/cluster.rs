@@ -52,14 +52,7 @@ pub(super) fn cluster(set: &mut Set, file: &Arc<str>, node: &Node) {
         notes.add(Reason::PoolLimits, node, "circuit_breakers");
     }
     fields.envoy("max_requests_per_connection", Reason::PoolLimits, &mut notes);
-    let mut endpoints = Vec::new();
-    if let Some(node) = fields.take("load_assignment") {
-        assignment(node, &mut endpoints, &mut notes);
-    }
-    // As it was written before version 3 of the API.
-    for item in fields.take("hosts").map_or(&[][..], Node::items) {
-        endpoints.extend(address(item, 1, &mut notes));
-    }
+    let endpoints = endpoints(&mut fields, &mut notes);
     fields.finish(&mut notes);
     let name = node.get("name").map_or("", Node::text).to_owned();
     let rule = set.rule(RuleKind::Destination, format!("cluster {name}"), node.at(file), notes);
@@ -78,6 +71,18 @@ pub(super) fn cluster(set: &mut Set, file: &Arc<str>, node: &Node) {
         rules: vec![rule],
         origin: node.at(file),
     });
+}
+
+fn endpoints(fields: &mut Fields<'_>, notes: &mut Notes) -> Vec<Endpoint> {
+    let mut endpoints = Vec::new();
+    if let Some(node) = fields.take("load_assignment") {
+        assignment(node, &mut endpoints, notes);
+    }
+    // As it was written before version 3 of the API.
+    for item in fields.take("hosts").map_or(&[][..], Node::items) {
+        endpoints.extend(address(item, 1, notes));
+    }
+    endpoints
 }
 
 fn discovery(node: Option<&Node>, notes: &mut Notes) -> Discovery {

@@ -65,12 +65,14 @@ fn rule(document: &Document<'_>, node: &Node, rule: RuleId, notes: &mut Notes) -
     }
     fields.envoy("retry", Reason::Retry, notes);
     fields.envoy("sessionPersistence", Reason::LoadBalancing, notes);
-    backends(document, fields.take("backendRefs"), &mut forward, &mut references, notes);
+    let backends_node = fields.take("backendRefs");
+    let all_read = backends(document, backends_node, &mut forward, &mut references, notes);
     fields.finish(notes);
     let Filters { request, response, redirect, path, authority, cors, .. } = filters;
     (forward.path, forward.authority) = (path, authority);
     let action = match redirect {
         Some(redirect) => Action::Redirect(redirect),
+        None if !all_read => Action::Envoy,
         // The specification: no backend answers 500.
         None if forward.targets.is_empty() => Action::Direct(DirectResponse { status: 500, body: String::new() }),
         None => Action::Forward(Box::new(forward)),
@@ -105,13 +107,15 @@ fn timeouts(node: &Node, forward: &mut Forward, notes: &mut Notes) {
     fields.finish(notes);
 }
 
+/// Says whether all of them are of a kind that is read.
 fn backends(
     document: &Document<'_>,
     node: Option<&Node>,
     forward: &mut Forward,
     references: &mut Vec<Reference>,
     notes: &mut Notes,
-) {
+) -> bool {
+    let mut all_read = true;
     for item in node.map(|node| notes.list(node, "backendRefs")).unwrap_or_default() {
         let mut fields = Fields::of(item, notes, "backendRefs");
         let weight = fields.take("weight").and_then(|node| notes.integer(node, "weight")).unwrap_or(1);
@@ -122,7 +126,10 @@ fn backends(
         {
             notes.add(Reason::EnvoyFilter, item, "a filter of one backend");
         }
-        let Some(reference) = reference else { continue };
+        let Some(reference) = reference else {
+            all_read = false;
+            continue;
+        };
         forward.targets.push(WeightedTarget {
             cluster: reference.cluster(),
             weight,
@@ -139,4 +146,5 @@ fn backends(
         // No backend is left.
         forward.targets.clear();
     }
+    all_read
 }

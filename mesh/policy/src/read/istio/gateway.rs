@@ -26,7 +26,8 @@ pub(in crate::read) fn gateway(set: &mut Set, document: &Document<'_>) {
             protocol = port.take("protocol").map_or("", Node::text);
             port.finish(&mut notes);
         }
-        let clear = protocol.eq_ignore_ascii_case("HTTP");
+        // With `tls` on a clear-text port, requests are redirected and not routed.
+        let clear = protocol.eq_ignore_ascii_case("HTTP") && node.get("tls").is_none();
         match protocol.to_ascii_uppercase().as_str() {
             "HTTP" => fields.envoy("tls", Reason::TlsDownstream, &mut notes),
             "HTTPS" | "TLS" => {

@@ -63,9 +63,10 @@ fn target_reference(document: &Document<'_>, node: &Node, notes: &mut Notes) -> 
     match kind.map(Node::text) {
         Some("Gateway") => Some(Target::Listener(format!("gateway {}/{name}", document.namespace))),
         _ => {
-            // Waypoints for services: who answers is not in the policy.
+            // Waypoints for services: who answers is not in the policy, so everyone of the namespace is meant.
             notes.add(crate::form::Reason::UnknownKind, kind.unwrap_or(node), "targetRefs: only Gateway is read");
-            None
+            let namespace = Some(document.namespace.clone());
+            Some(Target::Workloads { namespace, labels: Default::default() })
         }
     }
 }
