@@ -6,11 +6,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use underdeck_lab::behaviour::Delimit;
 use underdeck_lab::content::Rng;
 use underdeck_lab::engine as counters;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
 use underdeck_lab::tools::Tool;
-use underdeck_lab::twin::{Manner, Side, judge, observe};
+use underdeck_lab::twin::{Exchange, Manner, Side, judge, observe};
 use underdeck_tests::matrix::{Lane, SETTLE};
 use underdeck_tests::soak::exchange;
 
@@ -64,6 +65,15 @@ fn lanes() -> Vec<Lane> {
     default.chain(tiny.iter().filter(wanted).map(Lane::underdeck_tiny)).collect()
 }
 
+/// HAProxy 2.6 by itself stops for ever when chunks of 12 bytes fill its buffer, whatever the client does.
+fn not_for_haproxy(it: &mut Exchange) {
+    for step in &mut it.steps {
+        if step.behaviour.delimit == Delimit::Chunked(12) {
+            step.behaviour.delimit = Delimit::Chunked(13);
+        }
+    }
+}
+
 #[test]
 fn soak() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
@@ -71,7 +81,6 @@ fn soak() {
     let length = Duration::from_secs(from_environment("UNDERDECK_SOAK_SECONDS").unwrap_or(60));
     eprintln!("soak: UNDERDECK_SOAK_SEED={seed} for {length:?}");
     let lanes = lanes();
-    let broken: Vec<AtomicU64> = lanes.iter().map(|_| AtomicU64::new(0)).collect();
     let (wrong, sent, stop) = (Mutex::new(Vec::new()), AtomicU64::new(0), AtomicBool::new(false));
     let deadline = Instant::now() + length;
     let begun: Vec<Mutex<Option<Instant>>> = (0..CLIENTS).map(|_| Mutex::new(None)).collect();
@@ -79,7 +88,7 @@ fn soak() {
     let stuck = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&begun, &over));
         for client in 0..CLIENTS {
-            let (lanes, broken, wrong, sent, stop) = (&lanes, &broken, &wrong, &sent, &stop);
+            let (lanes, wrong, sent, stop) = (&lanes, &wrong, &sent, &stop);
             let (begun, running, over) = (&begun[client as usize], &running, &over);
             scope.spawn(move || {
                 let mut rng = Rng::new(seed.wrapping_add(client << 40));
@@ -91,8 +100,10 @@ fn soak() {
                     if lanes[at].proxy.process().name() == "envoy" && it.manner == Manner::Pipelined {
                         it.manner = Manner::Sequential;
                     }
+                    if lanes[at].proxy.process().name() == "haproxy" {
+                        not_for_haproxy(&mut it);
+                    }
                     count += 1;
-                    broken[at].fetch_add(u64::from(it.faulty), Ordering::Relaxed);
                     let lane = &lanes[at];
                     // The access logs of a run of hours are not read again and again.
                     let side = Side { proxy: None, ..lane.side() };
@@ -117,9 +128,9 @@ fn soak() {
         watcher.join().expect("the watcher does not panic")
     });
     let mut wrong = wrong.into_inner().expect("no client panics");
-    for (lane, broken) in lanes.iter().zip(&broken).filter(|(lane, _)| lane.has_engine()) {
+    for lane in lanes.iter().filter(|lane| lane.has_engine()) {
         match counters::settled(&lane.proxy, SETTLE) {
-            Ok(it) if it.panics > 0 || it.resets > broken.load(Ordering::Relaxed) => {
+            Ok(it) if it.panics > 0 || it.resets > 0 => {
                 wrong.push(format!("{}: {} panics, {} resets", lane.name, it.panics, it.resets));
             }
             Ok(_) => {}

@@ -162,8 +162,11 @@ pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usi
 
 /// Sends what is held back although the application believes it sent; before the sending side is closed.
 pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
-    if leave(engine, socket).is_err() {
-        return doubt(engine, socket, "payload that was accepted cannot be sent");
+    match leave(engine, socket) {
+        Ok(()) => {}
+        // The connection is broken already: what was accepted is lost, as it would be in the kernel's own queue.
+        Err(Stop::Kernel(error)) if error != Errno::EAGAIN => socket.batch = None,
+        Err(_) => return doubt(engine, socket, "payload that was accepted cannot be sent"),
     }
     if let Some(owed) = socket.owed.take() {
         let _ = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
