@@ -73,7 +73,19 @@ fn an_ordinary_user_can_run_it() {
 
 #[test]
 fn settings_become_variables() {
-    let args = ["--min-body", "4k", "--max-anchored", "3m", "--max-anchored-total", "1g", "--", "true", "-x"];
+    let args = [
+        "--min-body",
+        "4k",
+        "--max-anchored",
+        "3m",
+        "--max-anchored-total",
+        "1g",
+        "--read-ahead",
+        "0",
+        "--",
+        "true",
+        "-x",
+    ];
     let done = run(World::default().var("LD_PRELOAD", "/other.so"), &args);
     let [launch] = &done.launches[..] else { panic!("{}", done.err) };
     let var =
@@ -83,6 +95,7 @@ fn settings_become_variables() {
     assert_eq!(var("UNDERDECK_PROTOCOL").as_deref(), Some("http1"));
     assert_eq!(var("UNDERDECK_MIN_BODY").as_deref(), Some("4096"));
     assert_eq!(var("UNDERDECK_MAX_ANCHORED").as_deref(), Some("3145728"));
+    assert_eq!(var("UNDERDECK_READ_AHEAD").as_deref(), Some("0"));
     assert_eq!(var("UNDERDECK_MAX_ANCHORED_TOTAL").as_deref(), Some("1073741824"));
     assert_eq!((var("UNDERDECK_FORCE"), var("UNDERDECK_LEAVE_OUT")), (None, None));
     assert_eq!(launch.argv, ["true", "-x"], "as typed");

@@ -7,5 +7,6 @@
 //! proxies that are equal. `UNDERDECK_TEST_ONLY=TEXT` keeps only the exchanges whose name contains the text.
 
 pub mod cases;
+pub mod download;
 pub mod matrix;
 pub mod soak;

@@ -101,6 +101,8 @@ pub(crate) struct Anchor {
     pipe_head: u64,
     spilled: Vec<Spill>,
     segments: VecDeque<Segment>,
+    /// What was read ahead and had to be taken out of the pipe.
+    unread: Vec<u8>,
     /// The receiving socket still adds to it.
     attached: bool,
     /// A connection has begun to send it: its end will be told.
@@ -259,6 +261,7 @@ impl Anchor {
             pipe_head: 0,
             spilled: Vec::new(),
             segments: VecDeque::new(),
+            unread: Vec::new(),
             attached: false,
             touched: false,
             abandoned: false,
@@ -290,7 +293,22 @@ impl Anchor {
         self.pipes.grow(&engine.pipes, engine.stats)
     }
 
-    /// Takes what [`Anchor::receive`] has just brought, and has not been entered, out of the pipe again.
+    /// What was read ahead and taken out of the pipe: the first bytes that were not entered, if there are any.
+    pub(crate) fn unread(&mut self) -> &mut Vec<u8> {
+        &mut self.unread
+    }
+
+    /// Takes all of the `len` bytes that [`Anchor::receive`] brought, and that have not been entered, out of the pipe.
+    pub(crate) fn settle(&mut self, engine: &Engine, len: usize) -> Result<(), Refusal> {
+        if self.unread.is_empty() {
+            let mut bytes = vec![0; len];
+            self.take_back(engine, &mut bytes)?;
+            self.unread = bytes;
+        }
+        Ok(())
+    }
+
+    /// Takes the first bytes that [`Anchor::receive`] brought, and that have not been entered, out of the pipe again.
     pub(crate) fn take_back(&mut self, engine: &Engine, to: &mut [u8]) -> Result<(), Refusal> {
         self.reach(engine, self.tail)?;
         let mut done = 0;

@@ -17,6 +17,8 @@ pub(crate) struct Config {
     pub(crate) max_anchored: u64,
     /// `UNDERDECK_MAX_ANCHORED_TOTAL`: most that the process may hold.
     pub(crate) max_anchored_total: u64,
+    /// `UNDERDECK_READ_AHEAD`: most that one splice takes from a socket when a call asks for less; 0: what it asks for.
+    pub(crate) read_ahead: u64,
     /// `UNDERDECK_GRACE_SECONDS`: how long payload is kept that was received to its end and that no connection has begun to
     /// send.
     pub(crate) grace_s: u64,
@@ -47,6 +49,8 @@ static CONFIG: OnceLock<Config> = OnceLock::new();
 
 /// Payload shorter than this may cost more to anchor than to copy (`make demo`: 256 KiB lost, 1 MiB gained).
 const MIN_BODY: u64 = 512 << 10;
+/// HAProxy asks for 16 KiB at a time, nginx for 8 or 32; twice as much as this gained nothing more.
+const READ_AHEAD: u64 = 128 << 10;
 /// Below this a placeholder would not fit.
 const MIN_BODY_LEAST: u64 = 64;
 
@@ -76,6 +80,7 @@ impl Config {
             min_body: size("UNDERDECK_MIN_BODY", MIN_BODY).max(MIN_BODY_LEAST),
             max_anchored: size("UNDERDECK_MAX_ANCHORED", 3 << 20),
             max_anchored_total: size("UNDERDECK_MAX_ANCHORED_TOTAL", 1 << 30),
+            read_ahead: size("UNDERDECK_READ_AHEAD", READ_AHEAD),
             grace_s: size("UNDERDECK_GRACE_SECONDS", 5),
             leave_out: variable("UNDERDECK_LEAVE_OUT").map(|text| parse_rules(&text)).unwrap_or_default(),
             off_files,

@@ -1,9 +1,10 @@
 //! Receiving: metadata is copied to the application as ever, payload goes from the socket into a pipe and a placeholder
 //! into the application's buffer.
 //!
-//! Only as much is taken from the socket as the call asked for, so that everything else that tells the application
-//! about the socket (epoll, poll, select, `FIONREAD`, `MSG_PEEK`) is the kernel's own word. A call returns less than was
-//! asked for only when the socket is empty: edge-triggered applications rely on it.
+//! A call returns less than was asked for only when the socket is empty: edge-triggered applications rely on it. Where more
+//! is taken from the socket than the call asked for, see [`ahead`].
+
+use std::sync::MutexGuard;
 
 use libc::{c_int, iovec};
 use syscalls::Errno;
@@ -13,7 +14,7 @@ use underdeck_stats::{Gauge, Reason};
 use crate::engine::Engine;
 use crate::mark::{self, MARK};
 use crate::socket::Socket;
-use crate::{anchor, iov, sys};
+use crate::{ahead, anchor, iov, sys};
 
 /// Bytes that are read ahead of payload that is likely to be large: a head, and little else.
 const HEAD_WINDOW: usize = 4096;
@@ -63,6 +64,9 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
         return Err(Errno::new(core::mem::take(&mut socket.rx_error)));
     }
     if !is_usual(flags) {
+        if let Some(n) = unread(engine, socket, iov, flags) {
+            return n;
+        }
         return receive_unusual(engine, socket, iov, flags);
     }
     let mut call = Call { iov, flags, size: iov::total(iov), done: 0, copy: socket.copies };
@@ -90,6 +94,9 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
 
 fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
     let room = call.size - call.done;
+    if socket.ahead > 0 {
+        return give(engine, socket, call);
+    }
     match socket.rx_place() {
         Place::Opaque(left) => match why_copy(engine, socket, call, left) {
             None if !socket.trickles => hold(engine, socket, call, left),
@@ -201,11 +208,14 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         call.copy = Some(Reason::ShortRead);
         return Step::Full;
     }
+    let more = ahead::room(engine, socket, want, left.min(allowed));
     let (mut got, mut unplaced) = (0, 0);
     let step = loop {
-        match anchor.receive(socket.fd, want - got) {
+        match anchor.receive(socket.fd, want - got + more) {
             Ok(0) => break if got == 0 { Step::End } else { Step::Empty },
             Ok(n) => {
+                socket.ahead = n.saturating_sub(want - got) as u32;
+                let n = n.min(want - got);
                 let placed = place(engine, &mut anchor, call, n, got > 0);
                 got += placed;
                 unplaced = n - placed;
@@ -257,9 +267,120 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
     step
 }
 
+/// Gives bytes that were read ahead to the application.
+fn give(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
+    let Some(mut anchor) = socket.anchor.and_then(anchor::lookup) else { return Step::Doubt(AHEAD_IS_GONE) };
+    let most = (socket.ahead as usize).min(call.size - call.done);
+    // On a connection that was given up meanwhile nobody could tell placeholders from payload.
+    let by_copy = socket.rx.place() == Place::Passed || !anchor.unread().is_empty();
+    let markable = if by_copy { 0 } else { markable(call.iov, call.done, most) };
+    if markable > 0 {
+        let n = place(engine, &mut anchor, call, markable, false);
+        drop(anchor);
+        socket.ahead -= n as u32;
+        socket.anchored(engine, n);
+        return Step::Full;
+    }
+    let n = if anchor.unread().is_empty() {
+        let n = most.min(LEAST_SLICE);
+        match take_back(engine, &mut anchor, call, n) {
+            Step::Full => n,
+            other => return other,
+        }
+    } else {
+        give_unread(&mut anchor, call.iov, call.done, true)
+    };
+    drop(anchor);
+    socket.ahead -= n as u32;
+    socket.received(engine, call.iov, call.done, n, Reason::SmallBuffer);
+    call.done += n;
+    Step::Full
+}
+
+const AHEAD_IS_GONE: &str = "payload that was read ahead is gone";
+
+/// Copies what was taken out of the pipe into `iov`, from byte `from` on, and returns how much of it.
+fn give_unread(anchor: &mut anchor::Anchor, iov: &[iovec], from: usize, for_good: bool) -> usize {
+    let bytes = anchor.unread();
+    let most = bytes.len().min(iov::total(iov) - from);
+    let mut done = 0;
+    for (address, n) in iov::pieces(iov, from, most) {
+        // SAFETY: the application's buffer, given to be written.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), address, n) };
+        done += n;
+    }
+    if for_good {
+        bytes.drain(..done);
+    }
+    done
+}
+
+/// What was read ahead, in memory: the application asks for it in a way that a pipe cannot answer.
+fn settled(engine: &Engine, socket: &mut Socket) -> sys::Result<MutexGuard<'static, anchor::Anchor>> {
+    let settled = socket.anchor.and_then(anchor::lookup).and_then(|mut anchor| {
+        anchor.settle(engine, socket.ahead as usize).ok()?;
+        Some(anchor)
+    });
+    settled.ok_or_else(|| {
+        crate::egress::doubt(engine, socket, AHEAD_IS_GONE);
+        Errno::ECONNRESET
+    })
+}
+
+/// Answers a call that is not answered with placeholders from bytes that were read ahead; none if there are none.
+pub(crate) fn unread(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> Option<sys::Result<usize>> {
+    // Urgent data goes by beside the stream.
+    if socket.ahead == 0 || flags & libc::MSG_OOB != 0 {
+        return None;
+    }
+    let mut anchor = match settled(engine, socket) {
+        Ok(anchor) => anchor,
+        Err(error) => return Some(Err(error)),
+    };
+    let peeks = flags & libc::MSG_PEEK != 0;
+    if flags & libc::MSG_TRUNC != 0 && !peeks {
+        let n = iov::total(iov).min(socket.ahead as usize);
+        anchor.unread().drain(..n);
+        drop(anchor);
+        socket.ahead -= n as u32;
+        socket.skipped_rx(engine, n);
+        return Some(Ok(n));
+    }
+    let n = give_unread(&mut anchor, iov, 0, !peeks);
+    drop(anchor);
+    if !peeks {
+        socket.ahead -= n as u32;
+        socket.received(engine, iov, 0, n, Reason::CallFlags);
+    }
+    Some(Ok(n))
+}
+
+/// Moves bytes that were read ahead to a pipe of the application, which splices from the connection. `waits`: it may.
+pub(crate) fn move_ahead(
+    engine: &Engine,
+    socket: &mut Socket,
+    to: c_int,
+    most: usize,
+    waits: bool,
+) -> sys::Result<usize> {
+    // The application's pipe need not be non-blocking itself: so many bytes fit wherever there is room at all (pipe(7)).
+    const ATOMIC: usize = libc::PIPE_BUF;
+    if !waits && !sys::has_room(to) {
+        return Err(Errno::EAGAIN);
+    }
+    let mut anchor = settled(engine, socket)?;
+    let bytes = anchor.unread();
+    let n = sys::write(to, &bytes[..bytes.len().min(most).min(ATOMIC)])?;
+    bytes.drain(..n);
+    drop(anchor);
+    socket.ahead -= n as u32;
+    socket.skipped_rx(engine, n);
+    Ok(n)
+}
+
 /// So few bytes came that they have no room for a mark: they are copied out of the pipe again, past whatever is in it.
 fn take_back(engine: &Engine, anchor: &mut anchor::Anchor, call: &Call<'_>, len: usize) -> Step {
-    let mut bytes = [0; MARK];
+    let mut bytes = [0; LEAST_SLICE];
     if anchor.take_back(engine, &mut bytes[..len]).is_err() {
         return Step::Doubt("a few bytes could not be taken out of the pipe again");
     }

@@ -13,6 +13,7 @@
 //! Around it: [`config`] (the environment), [`engine`] (what a process has once), [`routes`] (what was learnt of a peer),
 //! [`lifecycle`] (how connections begin and end), [`sys`] and [`iov`] (system calls, lists of buffers).
 
+mod ahead;
 mod anchor;
 mod batch;
 mod config;
@@ -30,6 +31,7 @@ mod socket;
 mod sys;
 mod table;
 mod tls;
+mod watch;
 
 /// Runs when the library is loaded, before the program's own code.
 #[used]

@@ -10,10 +10,11 @@ use crate::config::{Peer, Rule};
 use crate::engine::{self, Engine};
 use crate::socket::Socket;
 use crate::table::{self, Entry};
-use crate::{egress, exits, routes, sys};
+use crate::{egress, exits, routes, sys, watch};
 
 /// A socket was made: remembers stream sockets of the families that can carry proxied traffic.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int) {
+    watch::forget(fd);
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if kind == libc::SOCK_STREAM && matches!(domain, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX) {
         table::note_stream(fd);
@@ -39,6 +40,7 @@ pub(crate) unsafe fn connected(fd: c_int, address: *const sockaddr, length: sock
 
 /// A connection was accepted.
 pub(crate) fn accepted(fd: c_int, listener: c_int) {
+    watch::forget(fd);
     let Some(engine) = engine::get() else { return };
     let copies = if engine.config.leave_out.iter().any(|rule| rule.role == Role::Accepted) {
         let local = sys::local_address(fd);
@@ -78,6 +80,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         return true;
     }
     exits::closed(fd, true);
+    watch::forget(fd);
     table::release(fd);
     let last = cell.with(fd, |socket| {
         if socket.aliases > 0 {
@@ -91,6 +94,10 @@ pub(crate) fn closing(fd: c_int) -> bool {
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
         egress::flush(engine, &mut socket);
+        if socket.ahead > 0 {
+            // As the kernel does where bytes were not read (RFC 9293, section 3.6).
+            sys::reset(fd);
+        }
         socket.abandon(engine);
         socket.detach(engine);
         table::recycle(cell);

@@ -11,7 +11,7 @@ use crate::anchor::Segment;
 use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
-use crate::{anchor, iov};
+use crate::{anchor, iov, watch};
 
 /// One connection, behind a lock. Cells are used again, never freed.
 pub(crate) struct Cell(Mutex<Option<Socket>>);
@@ -69,6 +69,8 @@ pub(crate) struct Socket {
     pub(crate) message: u32,
     /// Where payload of the present span goes.
     pub(crate) anchor: Option<Vpi>,
+    /// Bytes of the span that its anchor holds behind those that the application was given.
+    pub(crate) ahead: u32,
     pub(crate) link: Option<Link>,
     /// Payload that was accepted and has not left yet.
     pub(crate) batch: Option<Box<Batch>>,
@@ -82,8 +84,8 @@ pub(crate) struct Socket {
     pub(crate) tx_error: i32,
 }
 
-// The promise is 256 bytes for an idle connection: this, the lock and the entry in the table.
-const _: () = assert!(size_of::<Cell>() + size_of::<usize>() <= 256);
+// The promise is 256 bytes for an idle connection: this, the lock and the entries in the tables.
+const _: () = assert!(size_of::<Cell>() + size_of::<usize>() + watch::BYTES <= 256);
 
 impl Cell {
     pub(crate) const fn placeholder() -> Self {
@@ -135,6 +137,7 @@ impl Socket {
             tx: Cursor::new(),
             message: anchor::new_message(),
             anchor: None,
+            ahead: 0,
             link: None,
             batch: None,
             tls: None,

@@ -89,6 +89,20 @@ pub(crate) unsafe fn read(fd: c_int, buffer: *mut u8, len: usize) -> Result<usiz
     unsafe { syscall!(Sysno::read, fd, buffer, len) }
 }
 
+/// Writes to a pipe of the application.
+pub(crate) fn write(fd: c_int, bytes: &[u8]) -> Result<usize> {
+    // SAFETY: the kernel reads within the slice.
+    unsafe { syscall!(Sysno::write, fd, bytes.as_ptr(), bytes.len()) }
+}
+
+/// Whether a pipe takes more at the moment.
+pub(crate) fn has_room(fd: c_int) -> bool {
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel reads and writes one pollfd, and reads one timespec.
+    unsafe { syscall!(Sysno::ppoll, &raw mut asked, 1, &raw const at_once, 0, 0) }.is_ok_and(|n| n == 1)
+}
+
 /// Bytes that wait in the socket (`SIOCINQ`).
 pub(crate) fn waiting(fd: c_int) -> Result<usize> {
     let mut bytes: c_int = 0;

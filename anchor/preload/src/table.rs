@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use crate::socket::{Cell, Socket};
 
 /// Descriptors above are left alone.
-const DESCRIPTORS: usize = 1 << 20;
+pub(crate) const DESCRIPTORS: usize = 1 << 20;
 
 /// Zero pages until they are used: 8 bytes for each descriptor that is.
 static TABLE: [AtomicPtr<Cell>; DESCRIPTORS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; DESCRIPTORS];
@@ -17,6 +17,9 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 /// Cells whose connection is closed. They are used again, never freed: a thread that raced with a close finds a cell of
 /// another connection, and sees that by its descriptor, instead of freed memory.
 static SPARE: Mutex<Vec<&'static Cell>> = Mutex::new(Vec::new());
+
+/// Cells that are made at once.
+const CELLS_AT_ONCE: usize = 16;
 
 /// Not a cell: a stream socket that is neither connected nor accepted yet.
 static FRESH_STREAM: Cell = Cell::placeholder();
@@ -81,11 +84,20 @@ pub(crate) fn insert(fd: i32, socket: Socket) {
     if usize::try_from(fd).map_or(true, |fd| fd >= DESCRIPTORS) {
         return;
     }
-    let spare = SPARE.lock().ok().and_then(|mut spare| spare.pop());
-    let cell = spare.unwrap_or_else(|| Box::leak(Box::new(Cell::placeholder())));
+    let Some(cell) = unused() else { return };
     if cell.occupy(fd, socket) {
         set(fd, cell);
     }
+}
+
+/// A cell without a connection. They are made by the dozen: the allocator's own word for each would count.
+fn unused() -> Option<&'static Cell> {
+    let mut spare = SPARE.lock().ok()?;
+    if spare.is_empty() {
+        let more: &'static [Cell] = Box::leak(Box::new([const { Cell::placeholder() }; CELLS_AT_ONCE]));
+        spare.extend(more);
+    }
+    spare.pop()
 }
 
 /// Lets a second descriptor stand for the same connection.
@@ -108,7 +120,8 @@ pub(crate) fn highest() -> u32 {
 /// For the child of a fork: forgets every connection; those of the parent are not the child's business.
 pub(crate) fn forget_all() {
     let highest = usize::try_from(HIGHEST.swap(-1, Ordering::Relaxed) + 1).unwrap_or(0);
-    for slot in TABLE.iter().take(highest) {
+    for (fd, slot) in TABLE.iter().take(highest).enumerate() {
+        crate::watch::forget(fd as i32);
         if !slot.load(Ordering::Relaxed).is_null() {
             slot.store(core::ptr::null_mut(), Ordering::Relaxed);
         }

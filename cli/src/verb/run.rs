@@ -35,6 +35,9 @@ pub struct Args {
     /// Anchor at most N bytes in each process [default: the engine's own]
     #[arg(long, value_name = "N", value_parser = size::parse)]
     max_anchored_total: Option<u64>,
+    /// Take up to N bytes from a socket at once when the program asks for less; 0: never [default: the engine's own, 128k]
+    #[arg(long, value_name = "N", value_parser = size::parse)]
+    read_ahead: Option<u64>,
     /// Start even if the check refuses the configuration; this is logged
     #[arg(long)]
     force: bool,
@@ -163,6 +166,7 @@ fn set_variables(args: &Args, library: &Path, protocol: String, leave_out: Optio
         ("UNDERDECK_MIN_BODY", args.min_body),
         ("UNDERDECK_MAX_ANCHORED", args.max_anchored),
         ("UNDERDECK_MAX_ANCHORED_TOTAL", args.max_anchored_total),
+        ("UNDERDECK_READ_AHEAD", args.read_ahead),
     ];
     for (name, value) in numbers {
         if let Some(value) = value {

@@ -7,7 +7,7 @@ use super::{fail, next, on};
 use crate::engine::Engine;
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{ingress, sys};
+use crate::{ahead, ingress, sys};
 
 fn one(buffer: *mut c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer, iov_len: size }]
@@ -38,6 +38,14 @@ fn receive(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Optio
             return Some(fail(error));
         }
     }
+}
+
+/// Answers a call that goes by the engine from what was read ahead, if anything was.
+fn from_ahead(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+    if ahead::waiting(fd) == 0 {
+        return None;
+    }
+    on(cell, fd, |engine, socket| ingress::unread(engine, socket, iov, flags).unwrap_or(Err(Errno::EAGAIN)))
 }
 
 /// # Safety
@@ -127,6 +135,13 @@ pub unsafe extern "C" fn recvfrom(
         {
             return n;
         }
+        if let Some(n) = from_ahead(cell, fd, &one(buffer, size), flags) {
+            // SAFETY: the caller's promise.
+            if let Some(length) = unsafe { from_length.as_mut() } {
+                *length = 0;
+            }
+            return n;
+        }
         cell.with(fd, Socket::pass);
     }
     next!(recvfrom(fd => c_int, buffer => *mut c_void, size => size_t, flags => c_int, from => *mut sockaddr, from_length => *mut socklen_t) -> ssize_t, fail(Errno::ENOSYS))
@@ -185,6 +200,10 @@ unsafe fn receive_message(
         return Ok(n);
     }
     // Control data (time stamps, passed descriptors) belongs to the bytes it came with: copy.
+    if let Some(n) = ingress::unread(engine, socket, list, flags) {
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        return n;
+    }
     // SAFETY: the caller's promise.
     let n = unsafe { sys::recvmsg(socket.fd, message, flags) }?;
     if flags & libc::MSG_PEEK == 0 {
@@ -228,6 +247,13 @@ pub unsafe extern "C" fn splice(
 ) -> ssize_t {
     if let Some(not_yet) = super::before_unseen(to) {
         return not_yet;
+    }
+    if let Entry::Socket(cell) = table::entry(from)
+        && ahead::waiting(from) > 0
+    {
+        let waits = flags & libc::SPLICE_F_NONBLOCK == 0;
+        let moved = on(cell, from, |engine, socket| ingress::move_ahead(engine, socket, to, size, waits));
+        return moved.unwrap_or_else(|| fail(Errno::EAGAIN));
     }
     let n = next!(splice(from => c_int, from_offset => *mut off64_t, to => c_int, to_offset => *mut off64_t, size => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS));
     if let Ok(moved) = usize::try_from(n)
