@@ -1,5 +1,6 @@
 //! Clients that download over and over, each on a thread and a socket of its own, and look at every byte.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -19,6 +20,10 @@ use crate::{LabError, content};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of a read.
 const BLOCK: usize = 256 << 10;
+/// The same of a slow client, its rest after each, and its receive buffer.
+const SLOW_BLOCK: usize = 16 << 10;
+const SLOW_REST: Duration = Duration::from_millis(1);
+const SLOW_BUFFER: usize = 32 << 10;
 /// Longest head that is expected.
 const HEAD: usize = 4096;
 
@@ -40,6 +45,16 @@ impl Object {
         Ok(Self { path: format!("/{name}"), sha256: Sha256::digest(&bytes).into(), bytes: Arc::new(bytes) })
     }
 
+    /// Where it is served.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What has to come.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Bytes of it.
     pub fn size(&self) -> usize {
         self.bytes.len()
@@ -57,8 +72,10 @@ pub struct Client {
     pub objects: Vec<Object>,
     /// Requests before a connection is closed. 0: it is never closed.
     pub per_connection: usize,
-    /// Requests that are sent before the first of them is answered.
+    /// Requests that may be under way at the same time.
     pub pipelined: usize,
+    /// Reads little at a time and rests in between, so that what is sent to it waits in queues.
+    pub slow: bool,
 }
 
 /// What all clients have seen.
@@ -170,7 +187,7 @@ impl Downloads {
 impl Client {
     /// One request for each connection, from where the caller is.
     pub fn new(addr: SocketAddr) -> Self {
-        Self { addr, place: Place::default(), objects: Vec::new(), per_connection: 1, pipelined: 1 }
+        Self { addr, place: Place::default(), objects: Vec::new(), per_connection: 1, pipelined: 1, slow: false }
     }
 
     /// Asks once for a path and gives the status; for looking whether anybody is there.
@@ -180,7 +197,7 @@ impl Client {
         stream
             .write_all(format!("GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").as_bytes())
             .doing(what)?;
-        let mut incoming = Incoming::new();
+        let mut incoming = Incoming::new(HEAD);
         let (status, _) = incoming.head(&mut stream).doing(what)?;
         Ok(status)
     }
@@ -189,6 +206,9 @@ impl Client {
         let socket = Socket::new(Domain::for_address(self.addr), Type::STREAM, None)?;
         if let Some(ip) = self.place.ip {
             socket.bind(&SocketAddr::new(ip, 0).into())?;
+        }
+        if self.slow {
+            socket.set_recv_buffer_size(SLOW_BUFFER)?;
         }
         socket.connect_timeout(&self.addr.into(), PATIENCE)?;
         socket.set_read_timeout(Some(PATIENCE))?;
@@ -230,40 +250,38 @@ impl Worker {
 
     /// One connection from its beginning to its end.
     fn connection(&mut self) -> io::Result<()> {
-        let mut asked = Instant::now();
+        let start = Instant::now();
         let mut stream = self.client.connect()?;
         self.seen.connections += 1;
-        let mut incoming = Incoming::new();
-        let mut done = 0;
+        let mut incoming = Incoming::new(if self.client.slow { SLOW_BLOCK } else { BLOCK });
+        let (mut under_way, mut asked) = (VecDeque::new(), 0);
         loop {
-            let most = match self.client.per_connection {
+            let room = match self.client.per_connection {
                 0 => self.client.pipelined,
-                all => self.client.pipelined.min(all - done),
+                all => self.client.pipelined.min(under_way.len() + all - asked),
             };
-            let flight = self.reserve(most);
-            if flight == 0 || self.shared.stop.load(Relaxed) {
-                return Ok(());
+            let new = self.reserve(room - under_way.len());
+            let at = if asked == 0 { start } else { Instant::now() };
+            let from = under_way.len();
+            under_way.extend((0..new).map(|_| (at, self.next())));
+            asked += new;
+            let ask = |(_, object): &(Instant, Object)| format!("GET {} HTTP/1.1\r\nHost: lab\r\n\r\n", object.path);
+            let text: String = under_way.iter().skip(from).map(ask).collect();
+            stream.write_all(text.as_bytes())?;
+            let Some((at, object)) = under_way.pop_front() else { return Ok(()) };
+            self.response(&mut stream, &mut incoming, &object)?;
+            if self.shared.measuring.load(Relaxed) {
+                // The histogram grows with its values.
+                let _ = self.seen.latency_ns.record(at.elapsed().as_nanos() as u64);
             }
-            let objects: Vec<Object> = (0..flight).map(|_| self.next()).collect();
-            let ask = |object: &Object| format!("GET {} HTTP/1.1\r\nHost: lab\r\n\r\n", object.path);
-            stream.write_all(objects.iter().map(ask).collect::<String>().as_bytes())?;
-            for object in &objects {
-                self.response(&mut stream, &mut incoming, object)?;
-                if self.shared.measuring.load(Relaxed) {
-                    // The histogram grows with its values.
-                    let _ = self.seen.latency_ns.record(asked.elapsed().as_nanos() as u64);
-                }
-            }
-            done += flight;
-            if done == self.client.per_connection {
-                return Ok(());
-            }
-            asked = Instant::now();
         }
     }
 
     /// Of the requests that may still be made, at most so many.
     fn reserve(&self, most: usize) -> usize {
+        if self.shared.stop.load(Relaxed) {
+            return 0;
+        }
         let take = |left: u64| Some(left - left.min(most as u64));
         let before = self.shared.left.fetch_update(Relaxed, Relaxed, take).unwrap_or(0);
         before.min(most as u64) as usize
@@ -283,6 +301,9 @@ impl Worker {
         let (mut sha, mut at) = (Sha256::new(), 0);
         while at < length {
             let bytes = incoming.body(stream, length - at)?;
+            if self.client.slow {
+                std::thread::sleep(SLOW_REST);
+            }
             sha.update(bytes);
             if *bytes != object.bytes[at..at + bytes.len()] && self.seen.reasons.len() < 8 {
                 let wrong = bytes.iter().zip(&object.bytes[at..]).take_while(|(a, b)| a == b).count();
@@ -307,8 +328,8 @@ struct Incoming {
 }
 
 impl Incoming {
-    fn new() -> Self {
-        Self { buffer: vec![0; BLOCK], start: 0, end: 0 }
+    fn new(block: usize) -> Self {
+        Self { buffer: vec![0; block], start: 0, end: 0 }
     }
 
     /// Status and length of the next response.
@@ -319,7 +340,7 @@ impl Incoming {
                 self.start += head;
                 return Ok((status, length));
             }
-            if bytes.len() > HEAD {
+            if bytes.len() >= HEAD {
                 return Err(invalid("a head without an end"));
             }
             self.fill(stream)?;
