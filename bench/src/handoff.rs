@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use underdeck_lab::LabError;
 use underdeck_lab::download::{Client, Downloads, Object, Seen};
-use underdeck_lab::fleet::{Fleet, Member, Setup};
+use underdeck_lab::fleet::{Fleet, Member, SETTLE, Setup};
 use underdeck_lab::site::{Plan, Site};
 
 /// Steps of an outbound handoff, in order, as the server names them.
@@ -88,7 +88,7 @@ pub fn run(site: &Site, name: &str, policy: &str, ask: &Ask) -> Result<(Mode, Ha
     let (window, after) = (start.elapsed(), Mark::now(site, &fleet, &downloads)?);
     downloads.measure(false);
     let seen = downloads.stop();
-    fleet.settled()?;
+    fleet.settled(SETTLE)?;
     let handoffs = handoffs(&fleet)?;
     fleet.stop()?;
     for reason in &seen.reasons {
@@ -108,7 +108,7 @@ pub fn latency(handoffs_wanted: u64) -> Result<Handoffs, LabError> {
     let ask = Ask { clients: 1, size: 4096, per_connection: 1, warmup: Duration::ZERO, window: Duration::ZERO };
     let clients = clients(&site, &fleet, &ask, &objects(root.path(), ask.size)?);
     let seen = Downloads::start(clients, Some(handoffs_wanted)).join();
-    fleet.settled()?;
+    fleet.settled(SETTLE)?;
     let mut handoffs = handoffs(&fleet)?;
     handoffs.failed += seen.failed + seen.mismatches;
     fleet.stop()?;

@@ -19,8 +19,8 @@ use crate::{LabError, tools, wait};
 
 /// How long a server may take until it is ready, and until a balancer has found its backends.
 const START: Duration = Duration::from_secs(10);
-/// How long connections may take to end when nobody asks any more.
-const SETTLE: Duration = Duration::from_secs(10);
+/// How long connections take at most to end when nobody asks any more, and no packet is lost.
+pub const SETTLE: Duration = Duration::from_secs(10);
 
 const PORT: u16 = 80;
 const CONTROL: u16 = 7000;
@@ -151,8 +151,8 @@ impl Fleet {
     }
 
     /// Waits until no member has a connection, and none a rule.
-    pub fn settled(&self) -> Result<(), LabError> {
-        let settled = wait::until("", SETTLE, || self.busy().is_empty().then_some(()));
+    pub fn settled(&self, within: Duration) -> Result<(), LabError> {
+        let settled = wait::until("", within, || self.busy().is_empty().then_some(()));
         settled.map_err(|_| LabError::Leftover { name: "the fleet".to_owned(), what: self.busy().join("; ") })
     }
 
@@ -185,7 +185,7 @@ impl Fleet {
             let answers = client.place.within(|| client.ask("/bytes/0"));
             answers.is_ok_and(|status| status == 200).then_some(())
         });
-        answered.and_then(|()| self.settled())
+        answered.and_then(|()| self.settled(SETTLE))
     }
 }
 

@@ -17,6 +17,7 @@ pub mod files;
 pub mod fleet;
 pub mod http;
 pub mod load;
+pub mod loss;
 pub mod network;
 pub mod origin;
 pub mod place;

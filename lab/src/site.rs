@@ -17,11 +17,14 @@
 //! stands for one client's access link: what is sent from its address leaves by it. The addresses are those that
 //! RFC 2544 and RFC 5180 set aside for benchmarks. Needs root, `ip`, `tc`, `sysctl` and `ethtool`.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::net::netdevice::name_to_index;
+
 use crate::error::While;
+use crate::loss::{Hook, Loss};
 use crate::network::{Guard, Offload, call};
 use crate::place::Place;
 use crate::{LabError, proc, wait};
@@ -149,17 +152,39 @@ impl Site {
 
     /// What has crossed so far.
     pub fn crossed(&self) -> Result<Crossed, LabError> {
-        let name = self.name();
-        let (mut all, balancer) = (Crossed::default(), format!("net{BALANCER_NET}"));
-        for (interface, received, sent) in counters(name)? {
-            if interface == balancer {
+        let mut all = Crossed::default();
+        for counter in self.router.within(counters)? {
+            if counter.net == BALANCER_NET {
                 // Seen from the router.
-                (all.from_balancer, all.to_balancer) = (received, sent);
-            } else if interface[3..].parse::<u8>().is_ok_and(|net| net >= CLIENT_NET) {
-                all.to_clients += sent;
+                (all.from_balancer, all.to_balancer) = (counter.received, counter.sent);
+            } else if counter.net >= CLIENT_NET {
+                all.to_clients += counter.sent;
             }
         }
         Ok(all)
+    }
+
+    /// Drops this share of the packets that cross the router from now on, each way; of all, or only of those from and to
+    /// clients. Until the result is dropped.
+    pub fn lose(&self, share: f64, of_all: bool) -> Result<Loss, LabError> {
+        self.router.within(|| {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).doing(|| "make a socket".to_owned())?;
+            let mut hooks = Vec::new();
+            for counter in counters()? {
+                let index = name_to_index(&socket, &counter.interface).doing(|| counter.interface.clone())?;
+                match (of_all, counter.net >= CLIENT_NET) {
+                    (true, _) => hooks.push((index, Hook::Ingress)),
+                    (false, true) => hooks.extend([(index, Hook::Ingress), (index, Hook::Egress)]),
+                    (false, false) => {}
+                }
+            }
+            Loss::at(&hooks, share)
+        })
+    }
+
+    /// Segments that the balancer and the backends have sent again.
+    pub fn retransmitted(&self) -> Result<u64, LabError> {
+        self.backends.iter().chain([&self.balancer]).map(|place| place.within(retransmitted)).sum()
     }
 
     /// CPU time of the kernel threads that handle the balancer's packets; needs [`Plan::accounted`].
@@ -249,19 +274,39 @@ fn shape(namespace: &str, interface: &str, rate_mbit: u32) -> Result<&'static st
     }
 }
 
-/// Name, bytes received and bytes sent of the router's interfaces to other parts.
-fn counters(name: &str) -> Result<Vec<(String, u64, u64)>, LabError> {
-    let output = Command::new("ip")
-        .args(["netns", "exec", &format!("{name}-router"), "cat", "/proc/net/dev"])
-        .output()
-        .doing(|| "run ip".to_owned())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = |line: &str| {
+/// Of an interface of the router.
+struct Counter {
+    interface: String,
+    net: u8,
+    received: u64,
+    sent: u64,
+}
+
+/// Those of the calling thread's namespace, which is the router's.
+fn counters() -> Result<Vec<Counter>, LabError> {
+    let path = "/proc/thread-self/net/dev";
+    let text = std::fs::read_to_string(path).doing(|| format!("read {path}"))?;
+    let counter = |line: &str| {
         let (interface, rest) = line.trim().split_once(':')?;
         let fields: Vec<u64> = rest.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
-        interface.starts_with("net").then_some((interface.to_owned(), *fields.first()?, *fields.get(8)?))
+        Some(Counter {
+            interface: interface.to_owned(),
+            net: interface.strip_prefix("net")?.parse().ok()?,
+            received: *fields.first()?,
+            sent: *fields.get(8)?,
+        })
     };
-    Ok(text.lines().filter_map(line).collect())
+    Ok(text.lines().filter_map(counter).collect())
+}
+
+/// `RetransSegs` of the calling thread's namespace.
+fn retransmitted() -> Result<u64, LabError> {
+    let path = "/proc/thread-self/net/snmp";
+    let text = std::fs::read_to_string(path).doing(|| format!("read {path}"))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp:"));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let mut both = names.split_ascii_whitespace().zip(values.split_ascii_whitespace());
+    Ok(both.find(|(name, _)| *name == "RetransSegs").and_then(|(_, value)| value.parse().ok()).unwrap_or(0))
 }
 
 fn napi_threads() -> Vec<u32> {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use underdeck_lab::download::{Client, Downloads, Object, Seen};
-use underdeck_lab::fleet::{Fleet, Member, Setup};
+use underdeck_lab::fleet::{Fleet, Member, SETTLE, Setup};
 use underdeck_lab::site::{Plan, Site};
 use underdeck_lab::tools::Tool;
 
@@ -73,7 +73,7 @@ fn phase(it: &Phase, handoffs: u64) -> u64 {
     for (seen, requests) in [(downloads.join(), requests), (beside.join(), requests.div_ceil(1000).max(2))] {
         clean(&seen, requests);
     }
-    fleet.settled().expect("no connection and no rule is left");
+    fleet.settled(SETTLE).expect("no connection and no rule is left");
     let balancer = fleet.status(Member::Balancer).expect("a status");
     assert_eq!(balancer["handoffs"]["aborted"], serde_json::json!({}), "{balancer}");
     let [out, back] = ["handoffs.out", "handoffs.back"].map(|path| fleet.count(Member::Balancer, path));
