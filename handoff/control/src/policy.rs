@@ -1,5 +1,6 @@
 //! Who answers a request.
 
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 
@@ -16,6 +17,18 @@ pub enum Policy {
     PerRequest(u32),
     /// As `pin`, and back from a backend that has more than its share.
     LeastLoaded,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::Relay => f.write_str("relay"),
+            Policy::Pin => f.write_str("pin"),
+            Policy::Shard => f.write_str("shard"),
+            Policy::PerRequest(count) => write!(f, "per-request {count}"),
+            Policy::LeastLoaded => f.write_str("least-loaded"),
+        }
+    }
 }
 
 /// Not a policy.
@@ -87,7 +100,9 @@ mod tests {
     #[test]
     fn policies_are_read() {
         assert_eq!("per-request 3".parse(), Ok(Policy::PerRequest(3)));
-        assert_eq!("shard".parse(), Ok(Policy::Shard));
+        for text in ["relay", "pin", "shard", "least-loaded", "per-request 7"] {
+            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
         for bad in ["", "per-request", "per-request 0", "per-request -1", "pin 2", "round-robin"] {
             assert!(bad.parse::<Policy>().is_err(), "{bad}");
         }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
-use crate::keys::PEER_NAME;
+use crate::keys::Role;
 use crate::message::Message;
 
 /// Why the channel cannot be set up.
@@ -25,6 +25,14 @@ pub enum TlsError {
         /// What is wrong.
         source: rustls::pki_types::pem::Error,
     },
+    /// Another role's certificate.
+    #[error("{path}: this is not a {role}'s certificate. `underdeck handoff keys --balancer NAME` says who is which")]
+    Role {
+        /// Which file.
+        path: PathBuf,
+        /// The role that it should be for.
+        role: &'static str,
+    },
     /// Certificate and key do not fit.
     #[error("the certificates cannot be used: {0}. `underdeck handoff keys` makes ones that fit together")]
     Unfit(String),
@@ -33,6 +41,7 @@ pub enum TlsError {
 /// This peer's certificate and what it expects of others.
 #[derive(Clone, Debug)]
 pub struct Identity {
+    role: Role,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -48,11 +57,11 @@ enum Side {
 }
 
 impl Identity {
-    /// From PEM files.
+    /// From PEM files. `role` is this peer's own: it talks to peers of the other role only.
     ///
     /// # Errors
     /// [`TlsError`] with the file.
-    pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
+    pub fn load(role: Role, authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
         let pem = |path: &Path| {
             let path = path.to_owned();
             move |source| TlsError::Pem { path, source }
@@ -61,7 +70,9 @@ impl Identity {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(authority).map_err(pem(authority))?).map_err(|error| unfit(&error))?;
         let roots = Arc::new(roots);
-        let chain = vec![CertificateDer::from_pem_file(certificate).map_err(pem(certificate))?];
+        let own = CertificateDer::from_pem_file(certificate).map_err(pem(certificate))?;
+        check_role(&own, role).map_err(|_| TlsError::Role { path: certificate.to_owned(), role: role.name() })?;
+        let chain = vec![own];
         let key = PrivateKeyDer::from_pem_file(key).map_err(pem(key))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -81,7 +92,7 @@ impl Identity {
             .map_err(|error| unfit(&error))?;
         // Connections are persistent: nothing to resume.
         server.send_tls13_tickets = 0;
-        Ok(Identity { client: Arc::new(client), server: Arc::new(server) })
+        Ok(Identity { role, client: Arc::new(client), server: Arc::new(server) })
     }
 
     /// Connects; each later step has `patience`.
@@ -90,7 +101,7 @@ impl Identity {
     /// Those of the connection and of the handshake.
     pub fn connect(&self, to: SocketAddr, patience: Duration) -> io::Result<Channel> {
         let stream = prepared(TcpStream::connect_timeout(&to, patience)?, patience)?;
-        let name = ServerName::try_from(PEER_NAME).map_err(io::Error::other)?;
+        let name = ServerName::try_from(self.role.other().certificate_name()).map_err(io::Error::other)?;
         let session = ClientConnection::new(Arc::clone(&self.client), name).map_err(io::Error::other)?;
         let mut stream = StreamOwned::new(session, stream);
         while stream.conn.is_handshaking() {
@@ -110,6 +121,9 @@ impl Identity {
         while stream.conn.is_handshaking() {
             stream.conn.complete_io(&mut stream.sock)?;
         }
+        let certificate =
+            stream.conn.peer_certificates().and_then(<[_]>::first).ok_or(io::ErrorKind::PermissionDenied)?;
+        check_role(certificate, self.role.other()).map_err(io::Error::other)?;
         Ok(Channel { stream: Side::Server(stream) })
     }
 }
@@ -167,6 +181,12 @@ impl Channel {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+/// The verifiers check chains; the name in a client's certificate is left to us.
+fn check_role(certificate: &CertificateDer<'_>, role: Role) -> Result<(), rustls::Error> {
+    let name = ServerName::try_from(role.certificate_name()).expect("a constant that is a DNS name");
+    rustls::client::verify_server_name(&ParsedCertificate::try_from(certificate)?, &name)
+}
 
 fn prepared(stream: TcpStream, patience: Duration) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;

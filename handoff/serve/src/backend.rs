@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Component, Path};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::machine::{Event, Inbound, InboundAction};
 use underdeck_handoff_control::message::{Body, Message, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose, is_overloaded};
@@ -49,7 +50,7 @@ struct Owned {
 }
 
 pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
-    let identity = Identity::load(&config.authority, &config.certificate, &config.key)?;
+    let identity = Identity::load(Role::Backend, &config.authority, &config.certificate, &config.key)?;
     let steer = Steer::attach(&config.interfaces, &Options { capacity: config.capacity, ..Options::default() })?;
     let (listen, control, status, step) = (config.listen, config.control, config.status.clone(), config.step());
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen {
@@ -73,7 +74,8 @@ pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
     if let Some(path) = status {
         let backend = Arc::clone(&backend);
         metrics::tell(&path, move || {
-            backend.metrics.report("backend", lock(&backend.owned).len(), backend.steer.rules().len())
+            let (owned, rules) = (lock(&backend.owned).len(), backend.steer.rules().len());
+            backend.metrics.report("backend", &backend.config, owned, rules, Vec::new())
         })?;
     }
     ready();
@@ -205,7 +207,8 @@ impl Backend {
                     }
                 }
             }
-            self.respond(&mut stream, &request)?;
+            let bytes = if owned.is_some() { &self.metrics.direct_bytes } else { &self.metrics.relayed_bytes };
+            self.respond(&mut stream, &request, bytes)?;
             served += 1;
             buffer.drain(..request.length);
             if request.close {
@@ -289,7 +292,7 @@ impl Backend {
         }
     }
 
-    fn respond(&self, stream: &mut TcpStream, request: &Request) -> io::Result<()> {
+    fn respond(&self, stream: &mut TcpStream, request: &Request, count: &AtomicU64) -> io::Result<()> {
         self.metrics.requests.fetch_add(1, Relaxed);
         let close = if request.close { "Connection: close\r\n" } else { "" };
         let head = |status: &str, length: u64| format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{close}\r\n");
@@ -301,7 +304,7 @@ impl Backend {
                 let length = bytes.len().min((size - sent) as usize);
                 stream.write_all(&bytes[..length])?;
                 sent += length as u64;
-                self.metrics.bytes.fetch_add(length as u64, Relaxed);
+                count.fetch_add(length as u64, Relaxed);
             }
             return Ok(());
         }
@@ -310,7 +313,7 @@ impl Backend {
         stream.write_all(head("200 OK", size).as_bytes())?;
         if !request.head {
             let sent = io::copy(&mut file.take(size), stream)?;
-            self.metrics.bytes.fetch_add(sent, Relaxed);
+            count.fetch_add(sent, Relaxed);
             if sent < size {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::message::{Body, Message, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_control::tls::{Channel, Identity};
@@ -15,7 +16,7 @@ use underdeck_handoff_steer::{Options, Steer};
 use crate::away::{self, Attempt, Away, lock};
 use crate::config::{Backend, Config};
 use crate::http::{self, Request};
-use crate::metrics::{self, Metrics};
+use crate::metrics::{self, BackendReport, Metrics};
 use crate::peers::{self, Pool};
 use crate::{ServeError, config};
 
@@ -40,7 +41,7 @@ pub struct Balancer {
 }
 
 pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
-    let identity = Identity::load(&config.authority, &config.certificate, &config.key)?;
+    let identity = Identity::load(Role::Balancer, &config.authority, &config.certificate, &config.key)?;
     let options = Options { capacity: config.capacity, pin: config.pin.clone(), ..Options::default() };
     let steer = Steer::attach(&config.interfaces, &options)?;
     let peer = |backend: &Backend| Peer {
@@ -72,7 +73,7 @@ pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
         let balancer = Arc::clone(&balancer);
         metrics::tell(&path, move || {
             let (away, rules) = (lock(&balancer.away).len(), balancer.steer.rules().len());
-            balancer.metrics.report("balancer", away, rules)
+            balancer.metrics.report("balancer", &balancer.config, away, rules, balancer.backends())
         })?;
     }
     for index in 0..balancer.peers.len() {
@@ -134,6 +135,16 @@ impl Balancer {
         self.peers.iter().map(one).collect()
     }
 
+    fn backends(&self) -> Vec<BackendReport> {
+        let one = |peer: &Peer| BackendReport {
+            name: peer.config.name.clone(),
+            alive: peer.alive.load(Relaxed),
+            backed_off: false,
+            load: u64::from(peer.load.load(Relaxed)),
+        };
+        self.peers.iter().map(one).collect()
+    }
+
     fn relay(
         &self,
         client: &mut TcpStream,
@@ -163,7 +174,7 @@ impl Balancer {
             left -= count as u64;
         }
         self.metrics.requests.fetch_add(1, Relaxed);
-        self.metrics.bytes.fetch_add(body, Relaxed);
+        self.metrics.relayed_bytes.fetch_add(body, Relaxed);
         if !request.close {
             *upstream = Some((backend, server));
         }

@@ -18,6 +18,7 @@ mod reset;
 use std::io;
 
 pub use config::{Config, ConfigError};
+pub use metrics::{BackendReport, Connections, Handoffs, Report, Rules, STEPS, TimesReport};
 
 /// Why a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,18 @@ pub enum ServeError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl ServeError {
+    /// A privilege or a kernel feature is missing.
+    pub fn is_missing(&self) -> bool {
+        use underdeck_handoff_steer::Error::{NoHook, Privilege, Refused};
+        match self {
+            ServeError::Steer(error) => matches!(error, Privilege | NoHook(_) | Refused { .. }),
+            ServeError::Listen { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            ServeError::Tls(_) => false,
+        }
+    }
 }
 
 /// Runs a balancer until the process ends. `ready` is called when clients can come.
