@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::message::{Body, Message, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_control::tls::{Channel, Identity};
-use underdeck_handoff_steer::{Options, Steer};
+use underdeck_handoff_steer::{Options, Steer, Target};
 
 use crate::away::{self, Attempt, Away, lock};
 use crate::config::{Backend, Config};
@@ -24,11 +24,31 @@ use crate::{ServeError, config};
 const HEARTBEAT: Duration = Duration::from_millis(100);
 const SILENCE: Duration = Duration::from_millis(350);
 
+/// A route is looked up again after so long.
+const ROUTE: Duration = Duration::from_secs(1);
+
 pub struct Peer {
     config: config::Backend,
     pub pool: Pool,
     alive: AtomicBool,
     load: AtomicU32,
+    target: Mutex<Option<(Instant, Target)>>,
+}
+
+impl Peer {
+    /// How packets for `to`, which is at this peer, get there. Looking it up costs more than putting a rule in place.
+    pub fn target(&self, to: SocketAddr) -> Result<Target, underdeck_handoff_steer::Error> {
+        let mut known = lock(&self.target);
+        if let Some((at, target)) = *known
+            && target.address.ip() == to.ip()
+            && at.elapsed() < ROUTE
+        {
+            return Ok(Target { address: to, ..target });
+        }
+        let target = Target::resolve(to)?;
+        *known = Some((Instant::now(), target));
+        Ok(target)
+    }
 }
 
 pub struct Balancer {
@@ -49,6 +69,7 @@ pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
         pool: Pool::new(backend.control, identity.clone(), config.step()),
         alive: AtomicBool::new(false),
         load: AtomicU32::new(0),
+        target: Mutex::default(),
     };
     let peers = config.backend.iter().map(peer).collect();
     // Transfers of an earlier process are not taken for this one's.
