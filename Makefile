@@ -26,7 +26,6 @@ demo: build
 
 # Needs root: network namespaces and shaped links. About two minutes.
 demo-handoff: build
-	$(CARGO) build --release -p underdeck-handoff-serve --example serve
 	target/release/demo-handoff --json target/demo-handoff.json
 
 # Everything, an hour or so; bench-quick: a look at each axis within 4 minutes. Results in target/bench/.

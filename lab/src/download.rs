@@ -185,21 +185,9 @@ impl Downloads {
 }
 
 impl Client {
-    /// One request for each connection, from where the caller is.
+    /// One request for each connection.
     pub fn new(addr: SocketAddr) -> Self {
         Self { addr, place: Place::default(), objects: Vec::new(), per_connection: 1, pipelined: 1, slow: false }
-    }
-
-    /// Asks once for a path and gives the status; for looking whether anybody is there.
-    pub fn ask(&self, path: &str) -> Result<u16, LabError> {
-        let what = || format!("GET {path} from {}", self.addr);
-        let mut stream = self.connect().doing(what)?;
-        stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").as_bytes())
-            .doing(what)?;
-        let mut incoming = Incoming::new(HEAD);
-        let (status, _) = incoming.head(&mut stream).doing(what)?;
-        Ok(status)
     }
 
     fn connect(&self) -> io::Result<TcpStream> {

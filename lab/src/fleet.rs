@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::download::Client;
 use crate::error::While;
 use crate::place::Place;
 use crate::process::Process;
@@ -93,7 +92,7 @@ impl Fleet {
         for index in 0..fleet.members.len() {
             fleet.launch(fleet.members[index].0)?;
         }
-        fleet.found(site)?;
+        fleet.found()?;
         Ok(fleet)
     }
 
@@ -105,8 +104,9 @@ impl Fleet {
     /// Starts a member that does not run.
     pub fn launch(&mut self, member: Member) -> Result<(), LabError> {
         let role = if member == Member::Balancer { "balancer" } else { "backend" };
-        let mut command = Command::new(tools::server()?);
-        command.arg(role).arg(self.dir.path().join(format!("{}.toml", member.name())));
+        let mut command = Command::new(tools::underdeck()?);
+        command.args(["handoff", "serve", "--role", role, "--config"]);
+        command.arg(self.dir.path().join(format!("{}.toml", member.name())));
         let dir = self.dir.path().to_owned();
         let (_, place, process) = self.slot(member);
         place.apply(&mut command);
@@ -178,14 +178,13 @@ impl Fleet {
         &mut self.members[index.expect("members are those of the site")]
     }
 
-    /// Waits until the balancer has found a backend.
-    fn found(&self, site: &Site) -> Result<(), LabError> {
-        let client = Client { place: site.client(0).clone(), ..Client::new(self.addr) };
-        let answered = wait::until("the balancer finds a backend", START, || {
-            let answers = client.place.within(|| client.ask("/bytes/0"));
-            answers.is_ok_and(|status| status == 200).then_some(())
-        });
-        answered.and_then(|()| self.settled(SETTLE))
+    /// Waits until the balancer has found all backends.
+    fn found(&self) -> Result<(), LabError> {
+        let alive = |status: &Value| {
+            let backends = status["backends"].as_array()?;
+            backends.iter().all(|backend| backend["alive"] == true).then_some(())
+        };
+        wait::until("the balancer finds its backends", START, || alive(&self.status(Member::Balancer).ok()?))
     }
 }
 
@@ -197,8 +196,8 @@ fn number(member: Member) -> usize {
 }
 
 fn keys(folder: &Path, names: &[String]) -> Result<(), LabError> {
-    let mut command = Command::new(tools::server()?);
-    command.arg("keys").arg(folder).args(names);
+    let mut command = Command::new(tools::underdeck()?);
+    command.args(["handoff", "keys"]).arg(folder).args(names);
     let output = command.output().doing(|| "run underdeck".to_owned())?;
     if output.status.success() {
         return Ok(());

@@ -53,11 +53,22 @@ pub struct Plan {
     pub accounted: bool,
     /// Places have IPv6 addresses.
     pub v6: bool,
+    /// TCP waits 10 ms instead of 200 before it sends a lost segment again, and never longer than a second: many losses
+    /// fit into a short time. Needs Linux 6.15.
+    pub impatient: bool,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { backends: 4, client_links: 1, rate_mbit: None, offload: Offload::All, accounted: false, v6: false }
+        Self {
+            backends: 4,
+            client_links: 1,
+            rate_mbit: None,
+            offload: Offload::All,
+            accounted: false,
+            v6: false,
+            impatient: false,
+        }
     }
 }
 
@@ -109,6 +120,13 @@ impl Site {
         for number in 0..plan.client_links {
             clients.push(Place { ip: Some(address(CLIENT_NET + number)), ..client.clone() });
             link(name, "client", CLIENT_NET + number, plan, &mut shaper)?;
+        }
+        if plan.impatient {
+            let settings = "net.ipv4.tcp_rto_min_us=10000 net.ipv4.tcp_rto_max_ms=1000";
+            let backends = (0..plan.backends).map(|number| format!("backend{number}"));
+            for part in backends.chain(["balancer".to_owned(), "client".to_owned()]) {
+                call("ip", &format!("netns exec {name}-{part} sysctl -qw {settings}"))?;
+            }
         }
         let mut site = Self { clients, balancer, backends, router, shaper, napi: Vec::new(), guard };
         site.napi = if plan.accounted { site.account()? } else { Vec::new() };

@@ -74,9 +74,9 @@ pub fn library() -> Result<PathBuf, LabError> {
     if path.exists() { Ok(path) } else { Err(LabError::MissingLibrary(path)) }
 }
 
-/// The reference server of the handoff engine: `UNDERDECK_SERVE`, or what a release build of its example leaves.
-pub fn server() -> Result<PathBuf, LabError> {
-    let (name, variable) = ("the handoff server", "UNDERDECK_SERVE");
-    let path = std::env::var_os(variable).map_or_else(|| root().join("target/release/examples/serve"), PathBuf::from);
+/// The command: `UNDERDECK_PROGRAM`, or what a release build of the workspace leaves.
+pub fn underdeck() -> Result<PathBuf, LabError> {
+    let (name, variable) = ("underdeck", "UNDERDECK_PROGRAM");
+    let path = std::env::var_os(variable).map_or_else(|| root().join("target/release/underdeck"), PathBuf::from);
     if path.exists() { Ok(path) } else { Err(LabError::MissingTool { name, path, variable }) }
 }
