@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use underdeck_lab::LabError;
 use underdeck_lab::download::{Client, Downloads, Object, Seen};
 use underdeck_lab::fleet::{Fleet, Member, SETTLE, Setup};
 use underdeck_lab::site::{Plan, Site};
+use underdeck_lab::{LabError, proc};
 
 /// Steps of an outbound handoff, in order, as the server names them.
 pub const STEPS: [&str; 8] =
@@ -140,7 +140,9 @@ struct Mark {
 
 impl Mark {
     fn now(site: &Site, fleet: &Fleet, downloads: &Downloads) -> Result<Mark, LabError> {
-        let process = fleet.process(Member::Balancer).map_or(Duration::ZERO, |process| process.cpu());
+        // Threads that have ended count, too: there is one for each connection.
+        let times = fleet.process(Member::Balancer).map(|process| proc::user_and_system(process.pid()));
+        let process = times.map_or(Duration::ZERO, |(user, system)| user + system);
         let crossed = site.crossed()?;
         Ok(Mark {
             bytes: downloads.bytes(),
