@@ -134,10 +134,7 @@ impl Channel {
     /// # Errors
     /// Those of the connection.
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
-        match &mut self.stream {
-            Side::Client(stream) => message.write(stream),
-            Side::Server(stream) => message.write(stream),
-        }
+        message.write(&mut self.read_write())
     }
 
     /// Waits for a message.
@@ -145,20 +142,44 @@ impl Channel {
     /// # Errors
     /// Those of the connection, among them `WouldBlock` after the patience; `InvalidData` for what is no message.
     pub fn receive(&mut self) -> io::Result<Message> {
-        match &mut self.stream {
-            Side::Client(stream) => Message::read(stream),
-            Side::Server(stream) => Message::read(stream),
-        }
+        Message::read(&mut self.read_write())
     }
 
-    /// How long [`receive`](Self::receive) waits from now on; None is for ever.
+    /// Waits for as long as it takes until a message begins; then it must be there within `patience`, which also holds
+    /// for what is sent and received from now on.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn wait(&mut self, patience: Duration) -> io::Result<Message> {
+        let socket = self.socket().try_clone()?;
+        socket.set_read_timeout(None)?;
+        let mut first = [0];
+        let stream = self.read_write();
+        stream.read_exact(&mut first)?;
+        socket.set_read_timeout(Some(patience))?;
+        Message::read(&mut first.as_slice().chain(stream))
+    }
+
+    /// How long [`receive`](Self::receive) and [`send`](Self::send) wait from now on.
     ///
     /// # Errors
     /// If the socket refuses.
-    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.socket().set_read_timeout(Some(patience))?;
+        self.socket().set_write_timeout(Some(patience))
+    }
+
+    fn socket(&self) -> &TcpStream {
         match &self.stream {
-            Side::Client(stream) => stream.sock.set_read_timeout(patience),
-            Side::Server(stream) => stream.sock.set_read_timeout(patience),
+            Side::Client(stream) => &stream.sock,
+            Side::Server(stream) => &stream.sock,
+        }
+    }
+
+    fn read_write(&mut self) -> &mut dyn ReadWrite {
+        match &mut self.stream {
+            Side::Client(stream) => stream,
+            Side::Server(stream) => stream,
         }
     }
 }
@@ -170,10 +191,7 @@ impl Channel {
     /// # Errors
     /// Those of the connection.
     pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let stream: &mut dyn ReadWrite = match &mut self.stream {
-            Side::Client(stream) => stream,
-            Side::Server(stream) => stream,
-        };
+        let stream = self.read_write();
         stream.write_all(bytes)?;
         stream.flush()
     }

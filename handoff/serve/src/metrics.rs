@@ -10,15 +10,15 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::away::lock;
-use crate::{Config, ServeError};
+use crate::{Config, ServeError, lock};
 
 /// Sixteen buckets for each power of two.
 const BUCKETS: usize = 61 * 16;
 
 /// The steps of an outbound handoff, in order.
-pub const STEPS: [&str; 8] =
-    ["block", "freeze", "encode", "control", "restore", "source_rule", "redirect_rule", "ready"];
+/// The last one, until the backend has confirmed, is no part of the whole: the backend serves already.
+pub const STEPS: [&str; 9] =
+    ["block", "freeze", "encode", "control", "restore", "source_rule", "redirect_rule", "ready", "confirm"];
 
 /// Times in nanoseconds.
 pub struct Histogram {
@@ -118,6 +118,12 @@ impl Metrics {
         }
     }
 
+    /// Counts a connection that is served here, until what is returned is dropped. None if there are `most` already.
+    pub fn enter(&self, most: u32) -> Option<Here<'_>> {
+        let here = self.here.fetch_update(Relaxed, Relaxed, |here| (here < u64::from(most)).then_some(here + 1));
+        here.is_ok().then_some(Here(&self.here))
+    }
+
     /// Counts a handoff that did not happen.
     pub fn abort(&self, reason: &'static str) {
         *lock(&self.aborted).entry(reason).or_default() += 1;
@@ -158,6 +164,15 @@ impl Metrics {
             times: all.map(|(name, histogram)| histogram.report(name)).collect(),
             backends,
         }
+    }
+}
+
+/// A connection that is served here.
+pub struct Here<'a>(&'a AtomicU64);
+
+impl Drop for Here<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
