@@ -10,6 +10,7 @@
 pub mod anchor;
 pub mod bars;
 pub mod figure;
+pub mod handoff;
 pub mod machine;
 pub mod measure;
 pub mod plot;

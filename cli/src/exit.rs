@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::verb::{bench, check, doctor, mesh, metrics, protocol, run, stat, switch};
+use crate::verb::{bench, check, doctor, handoff, mesh, metrics, protocol, run, stat, switch};
 
 /// Exit codes of every verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,9 @@ pub enum Failure {
     /// `mesh` has nothing to say.
     #[error(transparent)]
     Mesh(#[from] mesh::MeshError),
+    /// `handoff` did not do it.
+    #[error(transparent)]
+    Handoff(#[from] handoff::HandoffError),
     /// `doctor` could not look.
     #[error(transparent)]
     Doctor(#[from] doctor::DoctorError),
@@ -80,6 +83,7 @@ impl Failure {
             Self::Stat(error) => error.exit(),
             Self::Metrics(error) => error.exit(),
             Self::Mesh(error) => error.exit(),
+            Self::Handoff(error) => error.exit(),
             Self::Doctor(error) => error.exit(),
             Self::Bench(error) => error.exit(),
             Self::Switch(error) => error.exit(),

@@ -2,7 +2,7 @@
 //!
 //! In the order of the path of the data: [`client`] -> [`proxy`] -> [`backend`] (misbehaves on demand) or [`files`]
 //! (nginx with sendfile). For measuring: [`load`] -> [`proxy`] or [`relay`] -> [`origin`], each in a [`place`], maybe with a
-//! [`network`] between them. [`twin`] sends one exchange through two proxies and says where they differ; [`engine`] reads
+//! [`network`] between them. For the handoff engine: [`download`] -> [`fleet`], at a [`site`]. [`twin`] sends one exchange through two proxies and says where they differ; [`engine`] reads
 //! the counters of the library in a proxy.
 
 pub mod backend;
@@ -10,11 +10,14 @@ pub mod behaviour;
 pub mod client;
 pub mod content;
 pub mod corrupt;
+pub mod download;
 pub mod engine;
 mod error;
 pub mod files;
+pub mod fleet;
 pub mod http;
 pub mod load;
+pub mod loss;
 pub mod network;
 pub mod origin;
 pub mod place;
@@ -23,6 +26,7 @@ pub mod proc;
 pub mod process;
 pub mod proxy;
 pub mod relay;
+pub mod site;
 pub mod tls;
 pub mod tools;
 pub mod twin;

@@ -42,6 +42,17 @@ pub enum Offload {
     None,
 }
 
+impl Offload {
+    /// As `ethtool -K` takes it.
+    pub(crate) fn features(self) -> &'static str {
+        match self {
+            Self::All => "tso on gso on gro on",
+            Self::Gro => "tso off gso off gro on",
+            Self::None => "tso off gso off gro off",
+        }
+    }
+}
+
 /// The namespaces and links. Dropping it removes them.
 #[derive(Debug)]
 pub struct Network {
@@ -53,9 +64,8 @@ pub struct Network {
 
 /// Of the names of namespaces; the process that made them comes next.
 const PREFIX: &str = "udlab";
-const PARTS: [&str; 4] = ["client", "proxy", "backend", "lo"];
 
-fn call(program: &str, arguments: &str) -> Result<(), LabError> {
+pub(crate) fn call(program: &str, arguments: &str) -> Result<(), LabError> {
     let output = Command::new(program).args(arguments.split_whitespace()).output();
     let output = output.doing(|| format!("run {program} (is it installed?)"))?;
     if output.status.success() {
@@ -115,24 +125,27 @@ impl Drop for Network {
 }
 
 /// Removes the namespaces of a name, as far as they are there; the links go with them.
-struct Guard(String);
+#[derive(Debug)]
+pub(crate) struct Guard(String);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        for part in PARTS.into_iter().filter(|_| !self.0.is_empty()) {
-            if !Path::new(&format!("/run/netns/{}-{part}", self.0)).exists() {
-                continue;
-            }
+        for name in namespaces().filter(|name| !self.0.is_empty() && name.starts_with(&format!("{}-", self.0))) {
             // Whoever looks for leftovers will find it.
-            let _ = call("ip", &format!("netns del {}-{part}", self.0));
+            let _ = call("ip", &format!("netns del {name}"));
         }
     }
 }
 
+/// All that have a name.
+fn namespaces() -> impl Iterator<Item = String> {
+    let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}
+
 /// Removes what runs left behind that were killed: namespaces named after processes that are gone.
 fn sweep() {
-    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in namespaces() {
         let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             // Another run may have been faster.
@@ -142,7 +155,7 @@ fn sweep() {
 }
 
 impl Guard {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         sweep();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         Self(format!("{PREFIX}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
@@ -153,7 +166,12 @@ impl Guard {
         std::mem::take(&mut self.0)
     }
 
-    fn namespace(&self, part: &str, ip: Ipv4Addr) -> Result<Place, LabError> {
+    /// What its namespaces are called, without `-PART`.
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn namespace(&self, part: &str, ip: impl Into<IpAddr>) -> Result<Place, LabError> {
         let name = format!("{}-{part}", self.0);
         call("ip", &format!("netns add {name}"))?;
         call("ip", &format!("-n {name} link set lo up"))?;
@@ -163,7 +181,7 @@ impl Guard {
         congestion("cubic").or_else(|_| congestion("reno"))?;
         let path = format!("/run/netns/{name}");
         let namespace: OwnedFd = File::open(&path).doing(|| format!("open {path}"))?.into();
-        Ok(Place { cpus: Vec::new(), namespace: Some(Arc::new(namespace)), ip: Some(IpAddr::V4(ip)) })
+        Ok(Place { cpus: Vec::new(), namespace: Some(Arc::new(namespace)), ip: Some(ip.into()) })
     }
 
     fn link(&self, a: &str, b: &str, a_ip: Ipv4Addr, b_ip: Ipv4Addr, offload: Offload) -> Result<(), LabError> {
@@ -173,13 +191,7 @@ impl Guard {
         for (here, there, ip) in [(a, b, a_ip), (b, a, b_ip)] {
             call("ip", &format!("-n {name}-{here} addr add {ip}/24 dev {there}"))?;
             call("ip", &format!("-n {name}-{here} link set {there} up"))?;
-            let (segment, merge) = match offload {
-                Offload::All => ("on", "on"),
-                Offload::Gro => ("off", "on"),
-                Offload::None => ("off", "off"),
-            };
-            let features = format!("tso {segment} gso {segment} gro {merge}");
-            call("ip", &format!("netns exec {name}-{here} ethtool -K {there} {features}"))?;
+            call("ip", &format!("netns exec {name}-{here} ethtool -K {there} {}", offload.features()))?;
         }
         Ok(())
     }
@@ -221,7 +233,7 @@ mod tests {
             );
             origin.stop();
             drop(network);
-            assert!(PARTS.iter().all(|part| !Path::new(&format!("/run/netns/{name}-{part}")).exists()));
+            assert!(namespaces().all(|left| !left.starts_with(&name)));
         }
     }
 }

@@ -73,3 +73,10 @@ pub fn library() -> Result<PathBuf, LabError> {
         .map_or_else(|| root().join("target/release/libunderdeck_anchor.so"), PathBuf::from);
     if path.exists() { Ok(path) } else { Err(LabError::MissingLibrary(path)) }
 }
+
+/// The command: `UNDERDECK_PROGRAM`, or what a release build of the workspace leaves.
+pub fn underdeck() -> Result<PathBuf, LabError> {
+    let (name, variable) = ("underdeck", "UNDERDECK_PROGRAM");
+    let path = std::env::var_os(variable).map_or_else(|| root().join("target/release/underdeck"), PathBuf::from);
+    if path.exists() { Ok(path) } else { Err(LabError::MissingTool { name, path, variable }) }
+}

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod check;
 pub mod completions;
 pub mod doctor;
+pub mod handoff;
 pub mod man;
 pub mod mesh;
 pub mod metrics;

@@ -7,11 +7,14 @@
 //!   <────────────────── SERVER_READY(address)
 //!   redirect
 //!   LB_READY ─────────────────────────>   finish, serve
-//!   release                               block, freeze
+//!   release  <──────────────────── TAKEN
+//!                                         block, freeze
 //!   <────────────── SERVER_DONE(snapshot)
-//!   thaw, remove the redirection
+//!   thaw, remove the redirection, finish
 //!   END_OFFLOAD ──────────────────────>   release, remove its rules
 //! ```
+//!
+//! If TAKEN or END_OFFLOAD is overdue, the side that waits asks with an abort: see [`machine`].
 //!
 //! [`message`] is the codec, [`machine`] decides what follows what, [`tls`] is the channel and [`keys`] makes its
 //! certificates, [`policy`] says who answers a request. Only `tls` touches a socket.

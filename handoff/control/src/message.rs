@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Longest message in bytes, without its length field: room for two full queues of a connection.
 pub const MAX_LENGTH: usize = 160 << 20;
@@ -25,11 +25,13 @@ pub enum Refusal {
     Transfer = 3,
     /// Rules could not be put in place.
     Steering = 4,
+    /// To an [`Body::Abort`]: the connection was not taken, and will not be.
+    NotTaken = 5,
 }
 
 impl Refusal {
     fn from_number(number: u8) -> Option<Refusal> {
-        [Refusal::Snapshot, Refusal::Full, Refusal::Transfer, Refusal::Steering]
+        [Refusal::Snapshot, Refusal::Full, Refusal::Transfer, Refusal::Steering, Refusal::NotTaken]
             .into_iter()
             .find(|refusal| *refusal as u8 == number)
     }
@@ -41,6 +43,7 @@ impl Refusal {
             Refusal::Full => "full",
             Refusal::Transfer => "transfer",
             Refusal::Steering => "steering",
+            Refusal::NotTaken => "not_taken",
         }
     }
 }
@@ -61,16 +64,44 @@ pub enum Body {
     },
     /// Balancer: packets are redirected, go on.
     LbReady,
-    /// Backend: take it back (an encoded snapshot), or, if empty, it has ended.
-    ServerDone(Vec<u8>),
-    /// Balancer: it is back, forget it.
+    /// Backend, to LB_READY or to an abort: the connection is mine. Only now the balancer gives its socket up.
+    Taken,
+    /// Backend: take it back, or, without a snapshot, it has ended.
+    ServerDone(Done),
+    /// Balancer: it is back (or forgotten); forget it.
     EndOffload,
     /// Either: no; roll back.
     Refused(Refusal),
-    /// Balancer: are you there? With the mean number of connections per backend.
-    Ping(u32),
-    /// Backend: yes. With the number of connections that it owns.
+    /// Either, when an answer is overdue: is the connection yours? If it is not, it never will be, whatever of this
+    /// transfer is still on its way with a generation up to this one. Answered with TAKEN or END_OFFLOAD (yes), with
+    /// `NotTaken` (no), or with another refusal (nobody can know).
+    Abort(u32),
+    /// Balancer: are you there?
+    Ping(Ping),
+    /// Backend: yes. With the number of connections that it owns. The transfer is a number of this process.
     Pong(u32),
+}
+
+/// A connection that comes back or has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Which attempt to give it back this is, from 0.
+    pub generation: u32,
+    /// The balancer's address of the connection: a balancer that was started anew knows it only by its rule.
+    pub local: SocketAddr,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// An encoded snapshot; empty if the connection has ended.
+    pub snapshot: Vec<u8>,
+}
+
+/// What a balancer tells its backends with each heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ping {
+    /// The mean number of connections per backend.
+    pub mean: u32,
+    /// Names of the backends that get no connections now.
+    pub absent: Vec<String>,
 }
 
 /// One message about one transfer. Pings are about transfer 0.
@@ -114,19 +145,30 @@ impl Message {
         bytes.extend([VERSION, self.body.kind()]);
         bytes.extend(self.transfer.to_be_bytes());
         match &self.body {
-            Body::BeginOffload(snapshot) | Body::ServerDone(snapshot) => bytes.extend(snapshot),
+            Body::BeginOffload(snapshot) => bytes.extend(snapshot),
+            Body::ServerDone(done) => {
+                bytes.extend(done.generation.to_be_bytes());
+                put_address(&mut bytes, done.local);
+                put_address(&mut bytes, done.peer);
+                bytes.extend(&done.snapshot);
+            }
             Body::ServerReady { local, thaw_ns, rule_ns } => {
-                match local.ip() {
-                    IpAddr::V4(ip) => bytes.extend(ip.octets()),
-                    IpAddr::V6(ip) => bytes.extend(ip.octets()),
-                }
-                bytes.extend(local.port().to_be_bytes());
+                put_address(&mut bytes, *local);
                 bytes.extend(thaw_ns.to_be_bytes());
                 bytes.extend(rule_ns.to_be_bytes());
             }
             Body::Refused(refusal) => bytes.push(*refusal as u8),
-            Body::Ping(load) | Body::Pong(load) => bytes.extend(load.to_be_bytes()),
-            Body::LbReady | Body::EndOffload => {}
+            Body::Pong(number) | Body::Abort(number) => bytes.extend(number.to_be_bytes()),
+            Body::Ping(ping) => {
+                bytes.extend(ping.mean.to_be_bytes());
+                for name in &ping.absent {
+                    // Configurations have no longer ones.
+                    let name = &name.as_bytes()[..name.len().min(255)];
+                    bytes.push(name.len() as u8);
+                    bytes.extend(name);
+                }
+            }
+            Body::LbReady | Body::EndOffload | Body::Taken => {}
         }
         let length = (bytes.len() - 4) as u32;
         bytes[..4].copy_from_slice(&length.to_be_bytes());
@@ -194,6 +236,8 @@ impl Body {
             Body::Refused(_) => 6,
             Body::Ping(_) => 7,
             Body::Pong(_) => 8,
+            Body::Taken => 9,
+            Body::Abort(_) => 10,
         }
     }
 }
@@ -205,29 +249,70 @@ fn decode_body(kind: u8, body: &[u8]) -> Result<Body, MessageError> {
         1 => Body::BeginOffload(body.to_vec()),
         2 => server_ready(body).ok_or_else(bad)?,
         3 if body.is_empty() => Body::LbReady,
-        4 => Body::ServerDone(body.to_vec()),
+        4 => Body::ServerDone(server_done(body).ok_or_else(bad)?),
         5 if body.is_empty() => Body::EndOffload,
         6 => match body {
             [number] => Body::Refused(Refusal::from_number(*number).ok_or_else(bad)?),
             _ => return Err(bad()),
         },
-        7 => Body::Ping(number()?),
+        7 => Body::Ping(ping(body).ok_or_else(bad)?),
         8 => Body::Pong(number()?),
-        3 | 5 => return Err(bad()),
+        9 if body.is_empty() => Body::Taken,
+        10 => Body::Abort(number()?),
+        3 | 5 | 9 => return Err(bad()),
         _ => return Err(MessageError::Kind(kind)),
     })
 }
 
-/// Its length tells the address family.
-fn server_ready(body: &[u8]) -> Option<Body> {
-    let (ip, rest): (IpAddr, &[u8]) = match body.len() {
-        22 => (Ipv4Addr::from(*body.first_chunk::<4>()?).into(), &body[4..]),
-        34 => (Ipv6Addr::from(*body.first_chunk::<16>()?).into(), &body[16..]),
+fn server_ready(mut body: &[u8]) -> Option<Body> {
+    let local = take_address(&mut body)?;
+    let (thaw_ns, rule_ns) = (u64::from_be_bytes(*take(&mut body)?), u64::from_be_bytes(*take(&mut body)?));
+    body.is_empty().then_some(Body::ServerReady { local, thaw_ns, rule_ns })
+}
+
+fn server_done(mut body: &[u8]) -> Option<Done> {
+    let generation = u32::from_be_bytes(*take(&mut body)?);
+    let (local, peer) = (take_address(&mut body)?, take_address(&mut body)?);
+    Some(Done { generation, local, peer, snapshot: body.to_vec() })
+}
+
+fn ping(mut body: &[u8]) -> Option<Ping> {
+    let mean = u32::from_be_bytes(*take(&mut body)?);
+    let mut absent = Vec::new();
+    while let Some((length, rest)) = body.split_first() {
+        let (name, rest) = rest.split_at_checked(usize::from(*length))?;
+        absent.push(std::str::from_utf8(name).ok()?.to_owned());
+        body = rest;
+    }
+    Some(Ping { mean, absent })
+}
+
+/// Family (4 or 6), address, port.
+fn put_address(to: &mut Vec<u8>, address: SocketAddr) {
+    match address.ip() {
+        IpAddr::V4(ip) => {
+            to.push(4);
+            to.extend(ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            to.push(6);
+            to.extend(ip.octets());
+        }
+    }
+    to.extend(address.port().to_be_bytes());
+}
+
+fn take_address(from: &mut &[u8]) -> Option<SocketAddr> {
+    let ip: IpAddr = match take::<1>(from)? {
+        [4] => Ipv4Addr::from(*take::<4>(from)?).into(),
+        [6] => Ipv6Addr::from(*take::<16>(from)?).into(),
         _ => return None,
     };
-    Some(Body::ServerReady {
-        local: SocketAddr::new(ip, u16::from_be_bytes(*rest.first_chunk()?)),
-        thaw_ns: u64::from_be_bytes(*rest[2..].first_chunk()?),
-        rule_ns: u64::from_be_bytes(*rest[10..].first_chunk()?),
-    })
+    Some(SocketAddr::new(ip, u16::from_be_bytes(*take(from)?)))
+}
+
+fn take<'a, const N: usize>(from: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (taken, rest) = from.split_first_chunk()?;
+    *from = rest;
+    Some(taken)
 }

@@ -1,6 +1,6 @@
 //! Who answers a request.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fmt;
 use std::str::FromStr;
 
 /// When connections move.
@@ -16,6 +16,18 @@ pub enum Policy {
     PerRequest(u32),
     /// As `pin`, and back from a backend that has more than its share.
     LeastLoaded,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::Relay => f.write_str("relay"),
+            Policy::Pin => f.write_str("pin"),
+            Policy::Shard => f.write_str("shard"),
+            Policy::PerRequest(count) => write!(f, "per-request {count}"),
+            Policy::LeastLoaded => f.write_str("least-loaded"),
+        }
+    }
 }
 
 /// Not a policy.
@@ -63,11 +75,15 @@ pub fn choose(policy: Policy, path: &str, candidates: &[Candidate]) -> Option<us
     }
 }
 
-/// Rendezvous hashing: a backend that goes away moves only its own paths.
+/// Rendezvous hashing: a backend that goes away moves only its own paths. FNV-1a and a finaliser, because all hosts must
+/// agree whatever they were built with.
 fn weight(name: &str, path: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (name, path).hash(&mut hasher);
-    hasher.finish()
+    let bytes = name.bytes().chain([0]).chain(path.bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let mixed = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let mixed = (mixed ^ mixed >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    mixed ^ mixed >> 33
 }
 
 /// A backend may keep a quarter more than the mean, and always two more.
@@ -87,7 +103,9 @@ mod tests {
     #[test]
     fn policies_are_read() {
         assert_eq!("per-request 3".parse(), Ok(Policy::PerRequest(3)));
-        assert_eq!("shard".parse(), Ok(Policy::Shard));
+        for text in ["relay", "pin", "shard", "least-loaded", "per-request 7"] {
+            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
         for bad in ["", "per-request", "per-request 0", "per-request -1", "pin 2", "round-robin"] {
             assert!(bad.parse::<Policy>().is_err(), "{bad}");
         }
@@ -100,6 +118,13 @@ mod tests {
         backends[1].alive = false;
         assert_eq!(choose(Policy::Pin, "/", &backends), Some(2));
         assert_eq!(choose(Policy::Pin, "/", &[]), None);
+    }
+
+    #[test]
+    fn the_owner_of_a_path_is_the_same_everywhere() {
+        let owners: Vec<_> =
+            ["/", "/a", "/b", "/c"].map(|path| choose(Policy::Shard, path, &candidates(&[0; 4]))).into();
+        assert_eq!(owners, [1, 0, 1, 2].map(Some));
     }
 
     #[test]

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
-use crate::keys::PEER_NAME;
+use crate::keys::Role;
 use crate::message::Message;
 
 /// Why the channel cannot be set up.
@@ -25,6 +25,14 @@ pub enum TlsError {
         /// What is wrong.
         source: rustls::pki_types::pem::Error,
     },
+    /// Another role's certificate.
+    #[error("{path}: this is not a {role}'s certificate. `underdeck handoff keys --balancer NAME` says who is which")]
+    Role {
+        /// Which file.
+        path: PathBuf,
+        /// The role that it should be for.
+        role: &'static str,
+    },
     /// Certificate and key do not fit.
     #[error("the certificates cannot be used: {0}. `underdeck handoff keys` makes ones that fit together")]
     Unfit(String),
@@ -33,6 +41,7 @@ pub enum TlsError {
 /// This peer's certificate and what it expects of others.
 #[derive(Clone, Debug)]
 pub struct Identity {
+    role: Role,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -48,11 +57,11 @@ enum Side {
 }
 
 impl Identity {
-    /// From PEM files.
+    /// From PEM files. `role` is this peer's own: it talks to peers of the other role only.
     ///
     /// # Errors
     /// [`TlsError`] with the file.
-    pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
+    pub fn load(role: Role, authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, TlsError> {
         let pem = |path: &Path| {
             let path = path.to_owned();
             move |source| TlsError::Pem { path, source }
@@ -61,7 +70,9 @@ impl Identity {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(authority).map_err(pem(authority))?).map_err(|error| unfit(&error))?;
         let roots = Arc::new(roots);
-        let chain = vec![CertificateDer::from_pem_file(certificate).map_err(pem(certificate))?];
+        let own = CertificateDer::from_pem_file(certificate).map_err(pem(certificate))?;
+        check_role(&own, role).map_err(|_| TlsError::Role { path: certificate.to_owned(), role: role.name() })?;
+        let chain = vec![own];
         let key = PrivateKeyDer::from_pem_file(key).map_err(pem(key))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -81,7 +92,7 @@ impl Identity {
             .map_err(|error| unfit(&error))?;
         // Connections are persistent: nothing to resume.
         server.send_tls13_tickets = 0;
-        Ok(Identity { client: Arc::new(client), server: Arc::new(server) })
+        Ok(Identity { role, client: Arc::new(client), server: Arc::new(server) })
     }
 
     /// Connects; each later step has `patience`.
@@ -90,7 +101,7 @@ impl Identity {
     /// Those of the connection and of the handshake.
     pub fn connect(&self, to: SocketAddr, patience: Duration) -> io::Result<Channel> {
         let stream = prepared(TcpStream::connect_timeout(&to, patience)?, patience)?;
-        let name = ServerName::try_from(PEER_NAME).map_err(io::Error::other)?;
+        let name = ServerName::try_from(self.role.other().certificate_name()).map_err(io::Error::other)?;
         let session = ClientConnection::new(Arc::clone(&self.client), name).map_err(io::Error::other)?;
         let mut stream = StreamOwned::new(session, stream);
         while stream.conn.is_handshaking() {
@@ -110,6 +121,9 @@ impl Identity {
         while stream.conn.is_handshaking() {
             stream.conn.complete_io(&mut stream.sock)?;
         }
+        let certificate =
+            stream.conn.peer_certificates().and_then(<[_]>::first).ok_or(io::ErrorKind::PermissionDenied)?;
+        check_role(certificate, self.role.other()).map_err(io::Error::other)?;
         Ok(Channel { stream: Side::Server(stream) })
     }
 }
@@ -120,10 +134,7 @@ impl Channel {
     /// # Errors
     /// Those of the connection.
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
-        match &mut self.stream {
-            Side::Client(stream) => message.write(stream),
-            Side::Server(stream) => message.write(stream),
-        }
+        message.write(&mut self.read_write())
     }
 
     /// Waits for a message.
@@ -131,20 +142,44 @@ impl Channel {
     /// # Errors
     /// Those of the connection, among them `WouldBlock` after the patience; `InvalidData` for what is no message.
     pub fn receive(&mut self) -> io::Result<Message> {
-        match &mut self.stream {
-            Side::Client(stream) => Message::read(stream),
-            Side::Server(stream) => Message::read(stream),
-        }
+        Message::read(&mut self.read_write())
     }
 
-    /// How long [`receive`](Self::receive) waits from now on; None is for ever.
+    /// Waits for as long as it takes until a message begins; then it must be there within `patience`, which also holds
+    /// for what is sent and received from now on.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn wait(&mut self, patience: Duration) -> io::Result<Message> {
+        let socket = self.socket().try_clone()?;
+        socket.set_read_timeout(None)?;
+        let mut first = [0];
+        let stream = self.read_write();
+        stream.read_exact(&mut first)?;
+        socket.set_read_timeout(Some(patience))?;
+        Message::read(&mut first.as_slice().chain(stream))
+    }
+
+    /// How long [`receive`](Self::receive) and [`send`](Self::send) wait from now on.
     ///
     /// # Errors
     /// If the socket refuses.
-    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.socket().set_read_timeout(Some(patience))?;
+        self.socket().set_write_timeout(Some(patience))
+    }
+
+    fn socket(&self) -> &TcpStream {
         match &self.stream {
-            Side::Client(stream) => stream.sock.set_read_timeout(patience),
-            Side::Server(stream) => stream.sock.set_read_timeout(patience),
+            Side::Client(stream) => &stream.sock,
+            Side::Server(stream) => &stream.sock,
+        }
+    }
+
+    fn read_write(&mut self) -> &mut dyn ReadWrite {
+        match &mut self.stream {
+            Side::Client(stream) => stream,
+            Side::Server(stream) => stream,
         }
     }
 }
@@ -156,10 +191,7 @@ impl Channel {
     /// # Errors
     /// Those of the connection.
     pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let stream: &mut dyn ReadWrite = match &mut self.stream {
-            Side::Client(stream) => stream,
-            Side::Server(stream) => stream,
-        };
+        let stream = self.read_write();
         stream.write_all(bytes)?;
         stream.flush()
     }
@@ -167,6 +199,12 @@ impl Channel {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+/// The verifiers check chains; the name in a client's certificate is left to us.
+fn check_role(certificate: &CertificateDer<'_>, role: Role) -> Result<(), rustls::Error> {
+    let name = ServerName::try_from(role.certificate_name()).expect("a constant that is a DNS name");
+    rustls::client::verify_server_name(&ParsedCertificate::try_from(certificate)?, &name)
+}
 
 fn prepared(stream: TcpStream, patience: Duration) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;

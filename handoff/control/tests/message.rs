@@ -1,26 +1,42 @@
 //! The codec against all messages and against garbage.
 
+use std::net::SocketAddr;
+
 use proptest::prelude::*;
-use underdeck_handoff_control::message::{Body, MAX_LENGTH, Message, MessageError, Refusal, VERSION};
+use underdeck_handoff_control::message::{Body, Done, MAX_LENGTH, Message, MessageError, Ping, Refusal, VERSION};
 
 fn body() -> impl Strategy<Value = Body> {
-    let address = (any::<bool>(), any::<[u8; 16]>(), any::<u16>()).prop_map(|(v6, ip, port)| {
-        let v4: [u8; 4] = ip[..4].try_into().unwrap();
-        if v6 { (ip, port).into() } else { (v4, port).into() }
-    });
+    let address = || {
+        (any::<bool>(), any::<[u8; 16]>(), any::<u16>()).prop_map(|(v6, ip, port)| -> SocketAddr {
+            let v4: [u8; 4] = ip[..4].try_into().unwrap();
+            if v6 { (ip, port).into() } else { (v4, port).into() }
+        })
+    };
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..2000);
     prop_oneof![
-        proptest::collection::vec(any::<u8>(), 0..2000).prop_map(Body::BeginOffload),
-        proptest::collection::vec(any::<u8>(), 0..2000).prop_map(Body::ServerDone),
-        (address, any::<u64>(), any::<u64>()).prop_map(|(local, thaw_ns, rule_ns)| Body::ServerReady {
+        bytes().prop_map(Body::BeginOffload),
+        (any::<u32>(), address(), address(), bytes()).prop_map(|(generation, local, peer, snapshot)| {
+            Body::ServerDone(Done { generation, local, peer, snapshot })
+        }),
+        (address(), any::<u64>(), any::<u64>()).prop_map(|(local, thaw_ns, rule_ns)| Body::ServerReady {
             local,
             thaw_ns,
             rule_ns
         }),
         Just(Body::LbReady),
+        Just(Body::Taken),
         Just(Body::EndOffload),
-        prop_oneof![Just(Refusal::Snapshot), Just(Refusal::Full), Just(Refusal::Transfer), Just(Refusal::Steering)]
-            .prop_map(Body::Refused),
-        any::<u32>().prop_map(Body::Ping),
+        proptest::sample::select(vec![
+            Refusal::Snapshot,
+            Refusal::Full,
+            Refusal::Transfer,
+            Refusal::Steering,
+            Refusal::NotTaken
+        ])
+        .prop_map(Body::Refused),
+        any::<u32>().prop_map(Body::Abort),
+        (any::<u32>(), proptest::collection::vec("[a-z0-9]{0,60}", 0..9))
+            .prop_map(|(mean, absent)| Body::Ping(Ping { mean, absent })),
         any::<u32>().prop_map(Body::Pong),
     ]
 }
@@ -37,7 +53,9 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_refused_or_means_itself(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+    fn garbage_is_refused_or_means_itself(bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..12) {
+        // Most of what follows a right head is looked at.
+        let bytes = [&[VERSION, kind][..], &bytes].concat();
         if let Ok(message) = Message::decode(&bytes) {
             prop_assert_eq!(&message.encode()[4..], &bytes[..]);
         }

@@ -12,7 +12,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["balancer", file] => balancer(Config::load(Path::new(file))?, ready)?,
         ["backend", file] => backend(Config::load(Path::new(file))?, ready)?,
         ["keys", folder, ..] => {
-            let made = keys::make(&args[2..])?;
+            let role = |name: &String| if name == "balancer" { keys::Role::Balancer } else { keys::Role::Backend };
+            let peers: Vec<_> = args[2..].iter().map(|name| (name.clone(), role(name))).collect();
+            let made = keys::make(&peers)?;
             let folder = Path::new(folder);
             std::fs::write(folder.join("authority.pem"), made.authority)?;
             for (name, certificate, key) in made.peers {

@@ -1,89 +1,78 @@
 //! Takes clients' requests, hands connections over or relays.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::message::{Body, Message, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_control::tls::{Channel, Identity};
-use underdeck_handoff_steer::{Options, Steer};
+use underdeck_handoff_steer::{Flow, Options, Steer};
 
-use crate::away::{self, Attempt, Away, lock};
-use crate::config::{Backend, Config};
-use crate::http::{self, Request};
-use crate::metrics::{self, Metrics};
-use crate::peers::{self, Pool};
-use crate::{ServeError, config};
+use crate::away::{self, Attempt, Away};
+use crate::config::Config;
+use crate::metrics::{self, BackendReport, Metrics};
+use crate::past::Past;
+use crate::relay::Upstream;
+use crate::reset::Resets;
+use crate::watch::Peer;
+use crate::{ServeError, accept, back, bind, http, lock, peers, prepare, relay, spawn, watch};
 
-/// How often a backend is asked whether it is there, and how long it may take to say so: twice both is below a second.
-const HEARTBEAT: Duration = Duration::from_millis(100);
-const SILENCE: Duration = Duration::from_millis(350);
-
-pub struct Peer {
-    config: config::Backend,
-    pub pool: Pool,
-    alive: AtomicBool,
-    load: AtomicU32,
-}
+/// How many backends a connection is offered to before its request is relayed.
+const OFFERS: usize = 2;
 
 pub struct Balancer {
-    config: Config,
+    pub config: Config,
     pub steer: Steer,
     pub peers: Vec<Peer>,
-    pub away: Mutex<HashMap<u64, Arc<Mutex<Away>>>>,
+    pub away: Mutex<HashMap<u64, Arc<Away>>>,
+    /// Redirections that an earlier process left, and where to.
+    pub inherited: Mutex<HashMap<Flow, SocketAddr>>,
+    /// Transfers whose connections were taken back.
+    pub returned: Mutex<Past<()>>,
     transfers: AtomicU64,
+    pub resets: Resets,
     pub metrics: Metrics,
 }
 
 pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
-    let identity = Identity::load(&config.authority, &config.certificate, &config.key)?;
+    let identity = Identity::load(Role::Balancer, &config.authority, &config.certificate, &config.key)?;
+    let listener = bind("listen", config.listen)?;
     let options = Options { capacity: config.capacity, pin: config.pin.clone(), ..Options::default() };
     let steer = Steer::attach(&config.interfaces, &options)?;
-    let peer = |backend: &Backend| Peer {
-        config: backend.clone(),
-        pool: Pool::new(backend.control, identity.clone(), config.step()),
-        alive: AtomicBool::new(false),
-        load: AtomicU32::new(0),
-    };
-    let peers = config.backend.iter().map(peer).collect();
-    // Transfers of an earlier process are not taken for this one's.
-    let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
-    let (listen, control, status, step) = (config.listen, config.control, config.status.clone(), config.step());
+    let (control, status, step) = (config.control, config.status.clone(), config.step());
     let balancer = Arc::new(Balancer {
-        config,
         steer,
-        peers,
+        peers: config.backend.iter().map(|backend| Peer::new(backend, &identity, step)).collect(),
         away: Mutex::default(),
-        transfers: AtomicU64::new(first),
+        inherited: Mutex::default(),
+        returned: Mutex::new(Past::new()),
+        // Two balancers, or two processes of one, do not have the same numbers.
+        transfers: AtomicU64::new(RandomState::new().hash_one(std::process::id())),
+        resets: Resets::start().map_err(ServeError::Thread)?,
         metrics: Metrics::new(),
+        config,
     });
-    let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen {
-        what: "listen",
-        at: listen.to_string(),
-        source,
-    })?;
+    back::inherit(&balancer).map_err(ServeError::Thread)?;
     let on_control = Arc::clone(&balancer);
     peers::listen(control, identity.clone(), step, move |channel, message| on_control.control(channel, message))?;
     if let Some(path) = status {
         let balancer = Arc::clone(&balancer);
         metrics::tell(&path, move || {
             let (away, rules) = (lock(&balancer.away).len(), balancer.steer.rules().len());
-            balancer.metrics.report("balancer", away, rules)
+            balancer.metrics.report("balancer", &balancer.config, away, rules, balancer.backends())
         })?;
     }
     for index in 0..balancer.peers.len() {
         let (balancer, identity) = (Arc::clone(&balancer), identity.clone());
-        std::thread::spawn(move || balancer.watch(index, &identity));
+        spawn("watch", move || watch::watch(&balancer, index, &identity)).map_err(ServeError::Thread)?;
     }
     ready();
-    for stream in listener.incoming().flatten() {
-        let balancer = Arc::clone(&balancer);
-        std::thread::spawn(move || balancer.serve(stream, Vec::new()));
-    }
+    accept(&listener, "client", move |stream| balancer.serve(stream, Vec::new()));
     Ok(())
 }
 
@@ -93,135 +82,77 @@ impl Balancer {
     }
 
     /// One client's connection, of which `buffer` was read already, until it is away or ends.
-    pub fn serve(&self, stream: TcpStream, buffer: Vec<u8>) {
-        self.metrics.here.fetch_add(1, Relaxed);
+    pub fn serve(&self, mut stream: TcpStream, buffer: Vec<u8>) {
+        let Some(_here) = self.metrics.enter(self.config.max_connections) else {
+            self.metrics.abort("max_connections");
+            let _ = stream.write_all(http::UNAVAILABLE);
+            return;
+        };
         // Errors of one client concern nobody else.
         let _ = self.requests(stream, buffer);
-        self.metrics.here.fetch_sub(1, Relaxed);
     }
 
     fn requests(&self, mut stream: TcpStream, mut buffer: Vec<u8>) -> io::Result<()> {
-        stream.set_nodelay(true)?;
-        let mut upstream = None;
-        while let Some(request) = http::request(&mut stream, &mut buffer)? {
-            let Some(backend) = choose(self.config.policy, &request.path, &self.candidates()) else {
-                let answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-                return stream.write_all(answer);
+        prepare(&stream, &self.config)?;
+        let mut upstream: Option<Upstream> = None;
+        loop {
+            let request = match http::request(&mut stream, &mut buffer) {
+                Ok(Some(request)) => request,
+                Ok(None) => return Ok(()),
+                Err(error) => return stream.write_all(http::complaint(&error)),
             };
-            if self.config.policy != Policy::Relay {
-                // Counts until the next heartbeat brings the backend's own figure.
-                self.peers[backend].load.fetch_add(1, Relaxed);
+            let mut failed = Vec::new();
+            while self.config.policy != Policy::Relay && failed.len() < OFFERS {
+                let Some(backend) = self.choose(&request.path, &failed, true) else { break };
                 stream = match away::hand_out(self, stream, backend, &buffer) {
-                    Attempt::Kept(stream) => stream,
                     Attempt::Gone | Attempt::Lost => return Ok(()),
+                    Attempt::Kept(stream) => {
+                        failed.push(backend);
+                        stream
+                    }
+                    Attempt::Stays(stream) => {
+                        failed.resize(OFFERS, backend);
+                        stream
+                    }
                 };
             }
-            self.relay(&mut stream, &mut upstream, backend, &request, &buffer[..request.length])?;
+            let exchange = relay::Exchange { balancer: self, request: &request, head: &buffer[..request.length] };
+            let keep = exchange.relay(&mut stream, &mut upstream, &failed)?;
             buffer.drain(..request.length);
-            if request.close {
-                break;
+            if request.close || !keep {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
-    fn candidates(&self) -> Vec<Candidate> {
-        let one = |peer: &Peer| Candidate {
+    /// The backend for a path, none of `without`, and with `rested` none that rests after a failure.
+    pub fn choose(&self, path: &str, without: &[usize], rested: bool) -> Option<usize> {
+        let one = |(index, peer): (usize, &Peer)| Candidate {
             name: peer.config.name.clone(),
-            alive: peer.alive.load(Relaxed),
-            load: peer.load.load(Relaxed),
+            alive: peer.is_alive() && !without.contains(&index) && !(rested && peer.rests()),
+            load: peer.load(),
+        };
+        let candidates: Vec<Candidate> = self.peers.iter().enumerate().map(one).collect();
+        choose(self.config.policy, path, &candidates)
+    }
+
+    fn backends(&self) -> Vec<BackendReport> {
+        let one = |peer: &Peer| BackendReport {
+            name: peer.config.name.clone(),
+            alive: peer.is_alive(),
+            backed_off: peer.rests(),
+            load: u64::from(peer.load()),
         };
         self.peers.iter().map(one).collect()
     }
 
-    fn relay(
-        &self,
-        client: &mut TcpStream,
-        upstream: &mut Option<(usize, TcpStream)>,
-        backend: usize,
-        request: &Request,
-        head: &[u8],
-    ) -> io::Result<()> {
-        let mut server = match upstream.take() {
-            Some((index, server)) if index == backend => server,
-            _ => TcpStream::connect_timeout(&self.peers[backend].config.listen, self.config.step())?,
-        };
-        server.write_all(head)?;
-        let mut buffer = Vec::new();
-        let response = http::response(&mut server, &mut buffer)?;
-        client.write_all(&buffer)?;
-        let body = if request.head { 0 } else { response.body };
-        let mut left = body.saturating_sub((buffer.len() - response.length) as u64);
-        let mut bytes = vec![0; 64 << 10];
-        while left > 0 {
-            let room = bytes.len().min(left as usize);
-            let count = server.read(&mut bytes[..room])?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            client.write_all(&bytes[..count])?;
-            left -= count as u64;
-        }
-        self.metrics.requests.fetch_add(1, Relaxed);
-        self.metrics.bytes.fetch_add(body, Relaxed);
-        if !request.close {
-            *upstream = Some((backend, server));
-        }
-        Ok(())
-    }
-
     fn control(self: &Arc<Self>, channel: &mut Channel, message: Message) -> io::Result<()> {
         let transfer = message.transfer;
-        match message.body {
-            Body::ServerDone(snapshot) => away::take_back(self, channel, transfer, &snapshot),
-            _ => channel.send(&Message { transfer, body: Body::Refused(Refusal::Transfer) }),
-        }
-    }
-
-    /// Asks a backend again and again whether it is there, and whether it is still the same process.
-    fn watch(&self, index: usize, identity: &Identity) {
-        let peer = &self.peers[index];
-        let mut epoch = None;
-        loop {
-            // A connection that breaks is tried again once, at once: the backend may well live.
-            let answer = identity.connect(peer.config.control, SILENCE).and_then(|mut channel| {
-                loop {
-                    let now = self.ask(index, &mut channel)?;
-                    if epoch.replace(now).is_some_and(|before| before != now) {
-                        self.bury(index);
-                    }
-                    peer.alive.store(true, Relaxed);
-                    std::thread::sleep(HEARTBEAT);
-                }
-            });
-            let _: io::Result<()> = answer;
-            match identity.connect(peer.config.control, SILENCE).and_then(|mut channel| self.ask(index, &mut channel)) {
-                Ok(now) if epoch.is_none_or(|before| before == now) => epoch = Some(now),
-                _ => {
-                    epoch = None;
-                    self.bury(index);
-                    std::thread::sleep(HEARTBEAT);
-                }
-            }
-        }
-    }
-
-    fn ask(&self, index: usize, channel: &mut Channel) -> io::Result<u64> {
-        let loads: Vec<u32> = self.peers.iter().map(|peer| peer.load.load(Relaxed)).collect();
-        let mean = loads.iter().sum::<u32>() / loads.len().max(1) as u32;
-        channel.send(&Message { transfer: 0, body: Body::Ping(mean) })?;
-        match channel.receive()? {
-            Message { transfer, body: Body::Pong(load) } => {
-                self.peers[index].load.store(load, Relaxed);
-                Ok(transfer)
-            }
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
-    }
-
-    fn bury(&self, index: usize) {
-        self.peers[index].alive.store(false, Relaxed);
-        self.peers[index].pool.clear();
-        away::end_all(self, index);
+        let body = match message.body {
+            Body::ServerDone(done) => back::take_back(self, transfer, &done),
+            Body::Abort(generation) => back::abort(self, transfer, generation),
+            _ => Body::Refused(Refusal::Transfer),
+        };
+        channel.send(&Message { transfer, body })
     }
 }

@@ -47,6 +47,18 @@ pub struct Config {
     /// Milliseconds that each step of a transfer may take.
     #[serde(default = "step_ms")]
     pub step_ms: u64,
+    /// Most connections that are served here at a time; a balancer answers 503 to more, a backend refuses handoffs.
+    #[serde(default = "max_connections")]
+    pub max_connections: u32,
+    /// Milliseconds after which a connection ends on which nothing moves.
+    #[serde(default = "idle_ms")]
+    pub idle_ms: u64,
+    /// Milliseconds after which a client that acknowledges nothing is given up (TCP_USER_TIMEOUT).
+    #[serde(default = "user_timeout_ms")]
+    pub user_timeout_ms: u32,
+    /// On a balancer: milliseconds without a heartbeat after which a backend is dead, and its connections are reset.
+    #[serde(default = "dead_after_ms")]
+    pub dead_after_ms: u64,
     /// The backends.
     #[serde(default)]
     pub backend: Vec<Backend>,
@@ -116,6 +128,14 @@ impl Config {
         if config.backend.is_empty() {
             return Err(bad(text.len(), "there is no backend: add a [[backend]] with name, listen and control".into()));
         }
+        for (at, backend) in config.backend.iter().enumerate() {
+            let name = &backend.name;
+            let twice = config.backend[..at].iter().any(|other| other.name == *name);
+            if twice || name.is_empty() || name.len() > 64 {
+                let at = text.find(&format!("{name:?}")).unwrap_or(text.len());
+                return Err(bad(at, format!("backend {name:?}: give each one a name of its own, of 1 to 64 bytes")));
+            }
+        }
         if let Some(name) = &config.name
             && !config.backend.iter().any(|backend| backend.name == *name)
         {
@@ -131,6 +151,16 @@ impl Config {
     /// How long each step of a transfer may take.
     pub(crate) fn step(&self) -> Duration {
         Duration::from_millis(self.step_ms.max(1))
+    }
+
+    /// How long nothing may move on a connection.
+    pub(crate) fn idle(&self) -> Duration {
+        Duration::from_millis(self.idle_ms.max(1))
+    }
+
+    /// How long a backend may be silent.
+    pub(crate) fn dead_after(&self) -> Duration {
+        Duration::from_millis(self.dead_after_ms.max(1))
     }
 }
 
@@ -148,6 +178,22 @@ fn capacity() -> u32 {
 
 fn step_ms() -> u64 {
     1000
+}
+
+fn max_connections() -> u32 {
+    10_000
+}
+
+fn idle_ms() -> u64 {
+    60_000
+}
+
+fn user_timeout_ms() -> u32 {
+    30_000
+}
+
+fn dead_after_ms() -> u64 {
+    700
 }
 
 #[cfg(test)]

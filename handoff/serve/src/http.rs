@@ -5,6 +5,20 @@ use std::io::{self, Read};
 /// Longest head in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
+/// No backend answers, or no connection is free.
+pub const UNAVAILABLE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+const BAD: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+const NOT_IMPLEMENTED: &[u8] = b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/// The answer to what is no request; nothing for a connection that is broken or silent.
+pub fn complaint(error: &io::Error) -> &'static [u8] {
+    match error.kind() {
+        io::ErrorKind::InvalidData => BAD,
+        io::ErrorKind::Unsupported => NOT_IMPLEMENTED,
+        _ => b"",
+    }
+}
+
 /// A request without a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {

@@ -2,14 +2,63 @@
 
 use std::io;
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
 use underdeck_handoff_steer::Flow;
+
+/// When a client is told, counted from the first time: each telling is a packet that may be lost.
+const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
+
+/// Resets clients' connections from a thread of its own.
+pub struct Resets(Sender<Flow>);
+
+impl Resets {
+    /// Starts the thread, which ends when this is dropped.
+    pub fn start() -> io::Result<Resets> {
+        let (sender, receiver) = channel::<Flow>();
+        crate::spawn("resets", move || {
+            let mut due: Vec<(Instant, Flow)> = Vec::new();
+            loop {
+                let next = due.iter().map(|(at, _)| *at).min();
+                let wait = next.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+                match receiver.recv_timeout(wait) {
+                    Ok(flow) => {
+                        // A lost packet is made up for by the next ones.
+                        let _ = provoke(&flow);
+                        due.extend(AGAIN.map(|after| (Instant::now() + after, flow)));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+                let now = Instant::now();
+                for (_, flow) in due.extract_if(.., |(at, _)| *at <= now) {
+                    let _ = provoke(&flow);
+                }
+            }
+        })?;
+        Ok(Resets(sender))
+    }
+
+    /// Ends a connection that has no socket and no rule on this host any more.
+    pub fn end(&self, flow: Flow) {
+        // The thread lives as long as this.
+        let _ = self.0.send(flow);
+    }
+}
+
+/// Closes a connection that is here with a reset.
+pub fn reset(stream: TcpStream) {
+    // A socket that has ended already needs none.
+    let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+}
 
 /// Has the client's connection reset, although nobody knows its sequence numbers: an old segment makes the client answer
 /// with an acknowledgement (RFC 9293, section 3.10.7.4), and this host's kernel, which has no such connection, resets
 /// what the acknowledgement names. No rule may stand for the flow.
-pub fn provoke(flow: &Flow) -> io::Result<()> {
+fn provoke(flow: &Flow) -> io::Result<()> {
     let domain = if flow.peer.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // Two guesses half the sequence space apart: at most one of them is in the window.
     for sequence in [0u32, 1 << 31] {

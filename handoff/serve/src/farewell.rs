@@ -1,0 +1,58 @@
+//! The end of a connection that was handed over.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+/// TCP_CLOSE, include/net/tcp_states.h: nothing is owed to the peer, or only what the kernel's TIME-WAIT answers.
+const CLOSED: u8 = 7;
+
+/// Closes, and waits until the peer has acknowledged all and closed too: then no packet needs the rules.
+pub fn farewell(mut stream: TcpStream, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    if stream.shutdown(Shutdown::Write).is_err() || stream.set_nonblocking(true).is_err() {
+        return;
+    }
+    // Edge-triggered: a change of the state wakes it up, even one that changes nothing about what can be read.
+    let Ok(poll) = epoll::create(epoll::CreateFlags::CLOEXEC) else { return };
+    let wanted = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+    if epoll::add(&poll, &stream, epoll::EventData::new_u64(0), wanted).is_err() {
+        return;
+    }
+    loop {
+        if !drain(&mut stream) || state(&stream) == Some(CLOSED) {
+            return;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok(timeout) = Timespec::try_from(left) else { return };
+        let mut events = [std::mem::MaybeUninit::uninit(); 1];
+        if left.is_zero() || epoll::wait(&poll, &mut events[..], Some(&timeout)).is_err() {
+            return;
+        }
+    }
+}
+
+/// What the client still sends is of no use. False if the connection is broken.
+fn drain(stream: &mut TcpStream) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+}
+
+fn state(stream: &TcpStream) -> Option<u8> {
+    // TCP_INFO begins with the state in one byte.
+    let (mut state, mut length) = (0u8, 1u32);
+    // SAFETY: the kernel writes at most `length` bytes.
+    let result = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &mut length)
+    };
+    (result == 0).then_some(state)
+}

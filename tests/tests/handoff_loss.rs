@@ -1,0 +1,51 @@
+//! Nearly a third of all packets are lost, and still every handoff ends as promised. Needs root and the server
+//! (`cargo build --release`).
+
+use std::time::Duration;
+
+use underdeck_lab::download::{Client, Downloads, Object, Seen};
+use underdeck_lab::fleet::{Fleet, Member, Setup};
+use underdeck_lab::site::{Plan, Site};
+
+const LOST: f64 = 0.3;
+/// After so much loss, the time-outs of TCP have grown: the last segments of a connection may wait that long.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// Downloads while packets are lost, of all or only of those from and to clients.
+fn downloads(of_all: bool, requests: u64) -> (Seen, serde_json::Value) {
+    let site = Site::new(Plan { impatient: true, ..Plan::default() }).expect("a site");
+    let folder = tempfile::tempdir().expect("a folder");
+    let sizes = [0, 1000, 5000, 20_000];
+    let objects: Vec<Object> =
+        sizes.iter().map(|size| Object::file(folder.path(), *size, 1).expect("a file")).collect();
+    let setup = Setup { root: Some(folder.path().to_owned()), ..Setup::new("per-request 1") };
+    let fleet = Fleet::start(&site, &setup).expect("a fleet");
+    let client = |number: usize| Client {
+        place: site.client(number).clone(),
+        objects: objects.clone(),
+        per_connection: 10,
+        pipelined: 1 + number % 3,
+        ..Client::new(fleet.addr())
+    };
+    let loss = site.lose(LOST, of_all).expect("packets are lost");
+    let seen = Downloads::start((0..32).map(client).collect(), Some(requests)).join();
+    drop(loss);
+    assert!(site.retransmitted().expect("counters") > requests / 2, "packets were lost");
+    let status = fleet.status(Member::Balancer).expect("a status");
+    eprintln!(
+        "loss of_all {of_all}: {} downloads, {} broken {:?}, {status}",
+        seen.responses, seen.failed, seen.reasons
+    );
+    fleet.settled(SETTLE).expect("no connection and no rule is left");
+    fleet.stop().expect("all end");
+    (seen, status)
+}
+
+#[test]
+fn every_handoff_succeeds_when_packets_of_clients_are_lost() {
+    let requests = 400;
+    let (seen, status) = downloads(false, requests);
+    assert_eq!((seen.failed, seen.mismatches, seen.responses), (0, 0, requests), "{seen:?}");
+    assert_eq!(status["handoffs"]["aborted"], serde_json::json!({}), "{status}");
+    assert!(status["handoffs"]["out"].as_u64() >= Some(requests), "{status}");
+}
