@@ -8,7 +8,7 @@ use std::time::Instant;
 use underdeck_handoff_control::machine::{Event, Outbound, OutboundAction};
 use underdeck_handoff_control::message::{Body, Refusal};
 use underdeck_handoff_control::tls::Channel;
-use underdeck_handoff_steer::{Flow, Target};
+use underdeck_handoff_steer::Flow;
 use underdeck_handoff_tcp::{Frozen, freeze};
 
 use crate::balancer::Balancer;
@@ -145,7 +145,7 @@ impl Transfer<'_> {
     }
 
     fn redirect(&self, to: SocketAddr) -> Event {
-        let target = Target::resolve(to);
+        let target = self.balancer.peers[self.backend].target(to);
         match target.and_then(|target| self.balancer.steer.redirect(&self.flow, &target)) {
             Ok(()) => Event::Done,
             Err(_) => Event::Failed,

@@ -1,12 +1,14 @@
 //! Which backends live.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use underdeck_handoff_control::message::{Body, Message, Ping};
 use underdeck_handoff_control::tls::{Channel, Identity};
+use underdeck_handoff_steer::Target;
 
 use crate::balancer::Balancer;
 use crate::config::Backend;
@@ -17,6 +19,8 @@ use crate::{away, back, lock};
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// How long a backend gets no handoffs after one has failed; twice as long after each further one.
 const REST: Duration = Duration::from_millis(200);
+/// How long a route is taken for granted.
+const ROUTE: Duration = Duration::from_secs(1);
 const MOST_REST: Duration = Duration::from_secs(10);
 
 /// A backend.
@@ -28,6 +32,7 @@ pub struct Peer {
     /// How often it has died.
     deaths: AtomicU32,
     rest: Mutex<Rest>,
+    route: Mutex<Option<(Instant, Target)>>,
 }
 
 #[derive(Default)]
@@ -45,6 +50,25 @@ impl Peer {
             load: AtomicU32::new(0),
             deaths: AtomicU32::new(0),
             rest: Mutex::default(),
+            route: Mutex::default(),
+        }
+    }
+
+    /// The way to an address of it, which is looked up now and then.
+    ///
+    /// # Errors
+    /// Without a route.
+    pub fn target(&self, to: SocketAddr) -> Result<Target, underdeck_handoff_steer::Error> {
+        let mut route = lock(&self.route);
+        match &*route {
+            Some((at, target)) if at.elapsed() < ROUTE && target.address.ip() == to.ip() => {
+                Ok(Target { address: to, ..*target })
+            }
+            _ => {
+                let target = Target::resolve(to)?;
+                *route = Some((Instant::now(), target));
+                Ok(target)
+            }
         }
     }
 

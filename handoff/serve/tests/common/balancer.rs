@@ -34,9 +34,14 @@ impl<'a> Balancer<'a> {
     /// A client, and its connection here.
     pub fn client(&self) -> (Client, TcpStream) {
         let client = self.site.connect();
+        (client, self.accept())
+    }
+
+    /// The connection of a client that has connected.
+    pub fn accept(&self) -> TcpStream {
         let (server, _) = self.listener.accept().expect("the client has connected");
         server.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        (client, server)
+        server
     }
 
     /// To backend 0.
