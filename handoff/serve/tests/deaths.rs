@@ -5,8 +5,12 @@ mod common;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use common::balancer::{Balancer, ask};
+use common::fake::{self, Fault};
 use common::{Client, Site, eventually};
+use underdeck_handoff_control::message::Body;
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
+use underdeck_handoff_steer::Options;
 
 const PIN: &str = "policy = \"pin\"\nstep-ms = 300\n";
 
@@ -214,6 +218,57 @@ fn connections_come_back_to_the_next_balancer() {
     drop(clients);
     balancer.is_clean();
     backends.iter().for_each(common::Server::is_clean);
+}
+
+#[test]
+fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
+    for fault in [Fault::SilentAtBegin, Fault::SilentAtLbReady(None)] {
+        let site = Site::new(1);
+        let pin = Pin::new("way");
+        let config = pin.config().replace("step-ms = 300", "step-ms = 15000");
+        let heard = fake::backend(&site, fault);
+        let balancer = site.start_balancer(&config);
+        balancer.sees(1);
+        let mut client = site.connect();
+        client.ask("/bytes/1000").unwrap();
+        let last = |body: &Body| match fault {
+            Fault::SilentAtBegin => matches!(body, Body::BeginOffload(_)),
+            _ => *body == Body::LbReady,
+        };
+        heard.iter().find(last).unwrap();
+        balancer.kill();
+        let balancer = site.start_balancer(&config);
+        if fault == Fault::SilentAtBegin {
+            client.is_reset();
+        } else {
+            // It may be with the backend, which this one does not know better than its rule.
+            assert_eq!(balancer.report().rules.tc, 1);
+        }
+        drop(client);
+    }
+}
+
+#[test]
+fn a_backend_that_was_to_take_it_tells_the_next_balancer() {
+    let site = Site::new(1);
+    let pin = Pin::new("told");
+    let backend = site.start_backend(0, "policy = \"pin\"\nstep-ms = 15000\n");
+    let mut client = {
+        // Plays a balancer that dies between the redirection and LB_READY, and leaves its rule.
+        let options = Options { pin: Some(pin.0.clone()), ..Options::default() };
+        let balancer = Balancer::with(&site, &options);
+        let (client, server) = balancer.client();
+        let mut control = balancer.control();
+        let (frozen, flow) = balancer.freeze(server, b"");
+        let ready = ask(&mut control, 7, Body::BeginOffload(frozen.snapshot().encode()));
+        balancer.redirect(&flow, &ready);
+        frozen.release();
+        client
+    };
+    let balancer = site.start_balancer(&pin.config());
+    client.is_reset();
+    balancer.is_clean();
+    backend.is_clean();
 }
 
 #[test]

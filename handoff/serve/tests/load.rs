@@ -44,6 +44,58 @@ fn a_client_that_does_not_wait_loses_nothing() {
     backends.iter().for_each(common::Server::is_clean);
 }
 
+/// A client that has sent all its requests and closed its direction.
+fn half_closed(site: &Site) -> Client {
+    let mut client = site.connect();
+    let requests = "GET /bytes/300000 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(4);
+    client.stream.write_all(requests.as_bytes()).unwrap();
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    client
+}
+
+#[test]
+fn half_closed_connections_go_out_and_come_back() {
+    let site = Site::new(2);
+    let config = quick("per-request 1");
+    let backends = [0, 1].map(|number| site.start_backend(number, &config));
+    let balancer = site.start_balancer(&config);
+    balancer.sees(2);
+    let all_answered = |client: &mut Client| {
+        for _ in 0..4 {
+            assert_eq!(client.answer().unwrap(), 200);
+        }
+        assert_eq!(client.answer().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    };
+    all_answered(&mut half_closed(&site));
+    balancer.is_clean();
+    assert_eq!((balancer.report().handoffs.back, balancer.report().reset), (3, 0));
+
+    // Without a loopback device a half-closed connection cannot be restored, which shows at the last step: here at the
+    // balancer, whose backend has given the connection up by then.
+    site.balancer.on(|| common::run("ip link set lo down"));
+    // The FIN may arrive behind the block, and then there is nothing to restore.
+    eventually("one is reset, none hangs", || {
+        let mut client = half_closed(&site);
+        let ended = (0..5).find_map(|_| client.answer().err()).unwrap();
+        let failed = balancer.aborted("take_back");
+        assert_eq!(ended.kind() == std::io::ErrorKind::ConnectionReset, failed == 1, "{ended}");
+        failed == 1
+    });
+    site.balancer.on(|| common::run("ip link set lo up"));
+    balancer.is_clean();
+
+    // And here at the backends, where the balancer still has it.
+    for backend in &site.backends {
+        backend.on(|| common::run("ip link set lo down"));
+    }
+    eventually("one is refused, all are answered", || {
+        all_answered(&mut half_closed(&site));
+        balancer.aborted("snapshot") > 0
+    });
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
 #[test]
 fn a_full_map_relays_or_goes_elsewhere() {
     let site = Site::new(2);

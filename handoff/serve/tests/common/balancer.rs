@@ -23,9 +23,13 @@ pub struct Balancer<'a> {
 
 impl<'a> Balancer<'a> {
     pub fn new(site: &'a Site) -> Balancer<'a> {
+        Balancer::with(site, &Options::default())
+    }
+
+    pub fn with(site: &'a Site, options: &Options) -> Balancer<'a> {
         let identity = site.identity(Role::Balancer, "balancer");
         let (steer, listener) = site.balancer.on(|| {
-            let steer = Steer::attach(&["eth0"], &Options::default()).expect("root can attach");
+            let steer = Steer::attach(&["eth0"], options).expect("root can attach");
             (steer, TcpListener::bind("10.0.0.2:80").expect("the port is free"))
         });
         Balancer { site, steer, identity, listener }
