@@ -39,7 +39,7 @@ enum {
 	UD_REASON_CONNECTION, /* Connection, Upgrade, Expect, TE and the like. */
 	UD_REASON_DUPLICATE,  /* A header that policies look at is there twice. */
 	UD_REASON_CROWDED,    /* More lines of interest than UD_LINES_MAX, or edits past UD_OUT_MAX. */
-	UD_REASON_BUSY,       /* Something of this connection is still with the agent. */
+	UD_REASON_BUSY,       /* Something of this connection is still with the agent. Counted by the agent. */
 	UD_REASON_SCRATCH,    /* Another request was being read on this CPU. */
 	UD_REASONS,
 };
@@ -106,7 +106,7 @@ struct ud_conn {
 	ud_u64 in;        /* Bytes that went on to the agent. */
 	ud_u64 out;       /* Bytes that came from the agent. */
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
-	ud_u64 body_left; /* Of a request that went to `upstream`. */
+	ud_u64 body_left; /* Of a request that went to `upstream`: still to come from the application. */
 	ud_u32 destination_ip;
 	ud_u32 destination_port;
 };
@@ -116,16 +116,31 @@ struct ud_progress {
 	ud_u64 in, out;
 };
 
-/* A connection to an endpoint, by the cookie of its socket. */
+/* A connection to an endpoint, by the cookie of its socket. The kernel writes an entry while `client` is 0 or `relay`
+ * is 0; otherwise the agent owns it. */
 struct ud_upstream {
-	ud_u64 client;    /* Cookie of the connection whose request it has; 0: idle. */
-	ud_u64 left;      /* Of the body of the response. */
+	ud_u64 client;     /* Cookie of the connection whose request it has; 0: idle; UD_RETIRED: it is being closed. */
+	ud_u64 left;       /* Of the response. */
 	ud_u32 endpoint;
 	ud_u32 action;
-	ud_u32 in_body;
-	ud_u32 relay;     /* The agent moves this response. */
-	ud_u32 no_body;   /* The request was HEAD. */
-	ud_u32 started;   /* Bytes of the response were seen. */
+	ud_u32 generation; /* Of the program that `action` belongs to. */
+	ud_u32 in_body;    /* The kernel has begun to move this response. */
+	ud_u32 relay;      /* The agent moves this response. */
+	ud_u32 no_body;    /* The request was HEAD. */
+};
+
+#define UD_RETIRED 0x7fffffffffffffffULL /* No cookie. */
+
+/* What the agent asks of `ud_pool`, because it must be atomic. */
+enum {
+	UD_POOL_RETIRE, /* Nobody shall take this connection. Result 1: it was idle. */
+	UD_POOL_DONE,   /* The agent has moved the response. */
+};
+
+struct ud_pool_call {
+	ud_u64 cookie;
+	ud_u32 what;
+	ud_u32 keep;    /* With UD_POOL_DONE: others may take it. */
 };
 
 struct ud_cluster {
@@ -145,7 +160,7 @@ struct ud_tag {
 	ud_u32 action;
 	ud_u32 endpoint;
 	ud_u32 head_len;
-	ud_u32 pad;
+	ud_u32 generation;
 };
 
 /* Counters, summed over CPUs. */

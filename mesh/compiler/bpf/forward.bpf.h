@@ -5,6 +5,25 @@
 #include "maps.bpf.h"
 #include "policy.bpf.h"
 
+/* Set by the agent before the program is loaded: which of its programs this is. */
+const volatile ud_u32 generation SEC(".rodata.generation") = 0;
+
+/* Clusters of this program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, UD_CLUSTERS_MAX);
+	__type(key, ud_u32);
+	__type(value, struct ud_cluster);
+} ud_clusters SEC(".maps");
+
+/* Requests of each action of this program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, UD_ACTIONS_MAX);
+	__type(key, ud_u32);
+	__type(value, ud_u64);
+} ud_action_counts SEC(".maps");
+
 inline_always void count_envoy(ud_u32 reason)
 {
 	struct ud_counters *all = counters();
@@ -39,7 +58,7 @@ inline_always int choose(ud_u32 cluster_index, ud_u32 random)
 }
 
 /* An idle connection to an endpoint. */
-inline_always struct ud_upstream *take(ud_u32 endpoint, ud_u64 *cookie)
+inline_always struct ud_upstream *take(ud_u32 endpoint, ud_u64 client, ud_u64 *cookie)
 {
 	void *pool = bpf_map_lookup_elem(&ud_pools, &endpoint);
 
@@ -51,11 +70,21 @@ inline_always struct ud_upstream *take(ud_u32 endpoint, ud_u64 *cookie)
 		if (bpf_map_pop_elem(pool, cookie))
 			return 0;
 		upstream = bpf_map_lookup_elem(&ud_upstreams, cookie);
-		/* One that was closed meanwhile is only a number. */
-		if (upstream && !upstream->client)
+		/* One that was closed meanwhile is only a number, and one that is being closed is not taken. */
+		if (upstream && !__sync_val_compare_and_swap(&upstream->client, 0, client))
 			return upstream;
 	}
 	return 0;
+}
+
+/* A connection that was taken and not used. */
+inline_always void give_back(struct ud_upstream *upstream, ud_u64 cookie, ud_u32 endpoint)
+{
+	void *pool = bpf_map_lookup_elem(&ud_pools, &endpoint);
+
+	__sync_lock_test_and_set(&upstream->client, 0);
+	if (pool)
+		bpf_map_push_elem(pool, &cookie, BPF_ANY);
 }
 
 /* Makes the first `old` bytes of the message the first `new` bytes of `out`. */
@@ -107,6 +136,7 @@ inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, struct ud_c
 		.action = h->action,
 		.endpoint = endpoint,
 		.head_len = head_len,
+		.generation = generation,
 	};
 	struct ud_counters *all = counters();
 
@@ -129,7 +159,7 @@ inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, struct ud_c
 }
 
 /* Sends a decided request on. -1: nothing was done. */
-inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct ud_conn *conn, ud_u64 client,
+inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct ud_conn *conn,
 			      struct ud_upstream *upstream, ud_u64 cookie, ud_u32 endpoint)
 {
 	ud_u32 head_len = h->edited ? h->out_len : h->len, rest = msg->size - h->len, body = rest;
@@ -146,11 +176,11 @@ inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct u
 	conn->body_left = h->content_length - body;
 	conn->upstream = cookie;
 	upstream->left = 0;
-	upstream->in_body = upstream->started = 0;
+	upstream->in_body = 0;
 	upstream->action = h->action;
+	upstream->generation = generation;
 	upstream->relay = h->response_edits;
 	upstream->no_body = h->method.len == 4 && (word(h, 0) & 0xffffffff) == 0x44414548;
-	upstream->client = client;
 	if (active)
 		__sync_fetch_and_add(active, 1);
 	if (all)
@@ -174,15 +204,21 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 		endpoint = choose(h->cluster, h->random);
 		if (endpoint < 0) {
 			count_envoy(UD_REASON_POLICY);
+			conn->in += msg->size;
 			return SK_PASS;
 		}
-		upstream = h->content_length > UD_BODY_MAX ? 0 : take(endpoint, &cookie);
-		if (upstream) {
-			verdict = to_upstream(msg, h, conn, client, upstream, cookie, endpoint);
-			return verdict < 0 ? SK_DROP : verdict;
+		if (h->content_length <= UD_BODY_MAX) {
+			upstream = take(endpoint, client, &cookie);
+			if (upstream) {
+				verdict = to_upstream(msg, h, conn, upstream, cookie, endpoint);
+				if (verdict >= 0)
+					return verdict;
+				give_back(upstream, cookie, endpoint);
+				return SK_DROP;
+			}
+			if (all)
+				all->empty_pool++;
 		}
-		if (all)
-			all->empty_pool++;
 	}
 	return to_agent(msg, h, conn, endpoint) ? SK_DROP : SK_PASS;
 }
@@ -193,7 +229,7 @@ int ud_policy(struct sk_msg_md *msg)
 	ud_u32 key = 0, size = msg->size, verdict = SK_PASS, len;
 	struct ud_head *h = bpf_map_lookup_elem(&ud_heads, &key);
 	struct ud_conn *conn;
-	ud_u64 client = 0, before;
+	ud_u64 client = 0;
 	int result;
 
 	conn = conn_of(msg, &client);
@@ -223,10 +259,7 @@ int ud_policy(struct sk_msg_md *msg)
 	}
 	if (result)
 		goto envoy;
-	before = conn->in;
 	verdict = forward(msg, h, conn, client);
-	if (verdict == SK_PASS && conn->in == before)
-		conn->in += msg->size;
 	goto done;
 envoy:
 	count_envoy(h->reason);

@@ -67,13 +67,6 @@ struct {
 	__array(values, struct ud_pool);
 } ud_pools SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UD_CLUSTERS_MAX);
-	__type(key, ud_u32);
-	__type(value, struct ud_cluster);
-} ud_clusters SEC(".maps");
-
 /* Requests at a time, for each endpoint. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -96,14 +89,6 @@ struct {
 	__type(key, ud_u32);
 	__type(value, struct ud_counters);
 } ud_counts SEC(".maps");
-
-/* Requests of each action. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, UD_ACTIONS_MAX);
-	__type(key, ud_u32);
-	__type(value, ud_u64);
-} ud_action_counts SEC(".maps");
 
 inline_always struct ud_counters *counters(void)
 {
