@@ -23,6 +23,7 @@ enum {
 	UD_POOL_MAX = 4096,   /* Idle connections to one endpoint. */
 	UD_ACTIONS_MAX = 8192,
 	UD_BODY_MAX = 65536,  /* Longer bodies are moved by the agent. */
+	UD_CORKS_MAX = 6,     /* Requests in more pieces may not fit into one message: 17 fragments. */
 };
 
 /* What was decided. */
@@ -106,9 +107,10 @@ struct ud_conn {
 	ud_u64 in;        /* Bytes that went on to the agent. */
 	ud_u64 out;       /* Bytes that came from the agent. */
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
-	ud_u64 body_left; /* Of a request that went to `upstream`: still to come from the application. */
 	ud_u32 destination_ip;
 	ud_u32 destination_port;
+	ud_u32 corks;     /* How often the beginning of a request was told to wait for the rest. */
+	ud_u32 pad;
 };
 
 /* What the agent has done for a connection. The kernel takes requests again when it agrees with `ud_conn`. */

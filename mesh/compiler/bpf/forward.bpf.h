@@ -162,18 +162,11 @@ inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, struct ud_c
 inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct ud_conn *conn,
 			      struct ud_upstream *upstream, ud_u64 cookie, ud_u32 endpoint)
 {
-	ud_u32 head_len = h->edited ? h->out_len : h->len, rest = msg->size - h->len, body = rest;
 	struct ud_counters *all = counters();
 	ud_u64 *active = bpf_map_lookup_elem(&ud_active, &endpoint);
 
 	if (h->edited && replace(msg, h, h->len))
 		return -1;
-	if (rest > h->content_length) {
-		body = h->content_length;
-		if (bpf_msg_apply_bytes(msg, head_len + body))
-			return -1;
-	}
-	conn->body_left = h->content_length - body;
 	conn->upstream = cookie;
 	upstream->left = 0;
 	upstream->in_body = 0;
@@ -197,7 +190,6 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 	count = bpf_map_lookup_elem(&ud_action_counts, &h->action);
 	if (count)
 		(*count)++;
-	/* What follows an answered or moved request in the same message is framed by the agent. */
 	if (h->verdict == UD_FORWARD) {
 		struct ud_counters *all = counters();
 
@@ -207,7 +199,8 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 			conn->in += msg->size;
 			return SK_PASS;
 		}
-		if (h->content_length <= UD_BODY_MAX) {
+		/* The kernel cannot redirect a part of a message and let the rest pass: all of it, or nothing. */
+		if (h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
 			upstream = take(endpoint, client, &cookie);
 			if (upstream) {
 				verdict = to_upstream(msg, h, conn, upstream, cookie, endpoint);
@@ -223,10 +216,21 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 	return to_agent(msg, h, conn, endpoint) ? SK_DROP : SK_PASS;
 }
 
+/* How long the message must be before it can be moved. 0: as long as it is. */
+inline_always ud_u32 bytes_needed(struct ud_head *h, ud_u32 size, int result)
+{
+	if (result > 0)
+		return size < UD_HEAD_MAX ? size + 1 : 0;
+	if (result || h->verdict != UD_FORWARD || h->content_length > UD_BODY_MAX ||
+	    size >= h->len + h->content_length)
+		return 0;
+	return h->len + h->content_length;
+}
+
 SEC("sk_msg")
 int ud_policy(struct sk_msg_md *msg)
 {
-	ud_u32 key = 0, size = msg->size, verdict = SK_PASS, len;
+	ud_u32 key = 0, size = msg->size, verdict = SK_PASS, len, need;
 	struct ud_head *h = bpf_map_lookup_elem(&ud_heads, &key);
 	struct ud_conn *conn;
 	ud_u64 client = 0;
@@ -252,11 +256,14 @@ int ud_policy(struct sk_msg_md *msg)
 	h->destination_ip = conn->destination_ip;
 	h->destination_port = conn->destination_port;
 	result = judge(h);
-	if (result > 0) {
-		if (size < UD_HEAD_MAX && !bpf_msg_cork_bytes(msg, size + 1))
-			goto done;
-		h->reason = UD_REASON_LONG;
+	need = bytes_needed(h, size, result);
+	if (need && conn->corks < UD_CORKS_MAX && !bpf_msg_cork_bytes(msg, need)) {
+		conn->corks++;
+		goto done;
 	}
+	conn->corks = 0;
+	if (result > 0)
+		h->reason = UD_REASON_LONG;
 	if (result)
 		goto envoy;
 	verdict = forward(msg, h, conn, client);

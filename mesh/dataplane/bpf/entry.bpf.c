@@ -114,18 +114,12 @@ int ud_request(struct sk_msg_md *msg)
 	ud_u64 client = 0;
 	ud_u32 size = msg->size;
 
+	/* What an earlier run asked for holds for this one otherwise. */
+	bpf_msg_apply_bytes(msg, 0);
+	bpf_msg_cork_bytes(msg, 0);
 	conn = conn_of(msg, &client);
 	if (!conn)
 		return SK_PASS;
-	if (conn->body_left) {
-		if (size > conn->body_left) {
-			size = conn->body_left;
-			if (bpf_msg_apply_bytes(msg, size))
-				return SK_DROP;
-		}
-		conn->body_left -= size;
-		return bpf_msg_redirect_hash(msg, &ud_servers, &conn->upstream, 0);
-	}
 	if (!is_busy(conn, client))
 		bpf_tail_call(msg, &ud_programs, 0);
 	conn->in += size;
@@ -266,8 +260,8 @@ int ud_response(struct __sk_buff *skb)
 		return SK_PASS;
 	client = upstream->client;
 	conn = bpf_map_lookup_elem(&ud_conns, &client);
-	/* An answer before the end of the question: the agent knows what to do. So it does if the client is gone. */
-	if (!conn || conn->body_left || (!upstream->in_body && begin_response(skb, upstream)) || skb->len > upstream->left) {
+	/* If the client is gone, the agent knows what to do. */
+	if (!conn || (!upstream->in_body && begin_response(skb, upstream)) || skb->len > upstream->left) {
 		upstream->relay = 1;
 		return SK_PASS;
 	}

@@ -22,9 +22,9 @@ use crate::message::{self, Body, Follow, Read, RequestHead};
 /// Between looks whether the kernel has moved all of a response. Only for clients that do not wait for it.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long the kernel may take to put the last bytes of a response into the application's socket, after it has
-/// decided to: a FIN must not overtake them.
-const GRACE: Duration = Duration::from_millis(20);
+/// How long an application that has half-closed its connection may take to read, before it sees the end. When it does,
+/// the kernel throws away what it has not read: a socket that is closed by both sides leaves the sockmap.
+const GRACE: Duration = Duration::from_millis(500);
 
 const TAG: usize = size_of::<ud_tag>();
 
@@ -69,9 +69,9 @@ impl Client {
         self.end.notify_one();
     }
 
-    /// Ends it as if the application had, from another task.
+    /// Ends it in order, from another task.
     pub(crate) fn finish(&self) {
-        self.ending.set(Some(Ending::Finished));
+        self.ending.set(Some(Ending::Over));
         self.end.notify_one();
     }
 }
@@ -113,8 +113,10 @@ impl Drop for Guard {
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// The client has said all.
+    /// The application has said all.
     Finished,
+    /// The response ends with the connection.
+    Over,
     /// The client must not take what it got for whole, or is gone.
     Reset,
 }
@@ -147,11 +149,10 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV
         () = client.end.notified() => client.ending.get().unwrap_or(Ending::Reset),
     };
     match ending {
-        Ending::Finished => {
-            let ending = connection.wait_for_kernel(true).await;
-            let moved = agent.kernel.conn(cookie).is_some_and(|conn| conn.upstream != 0);
-            if ending && moved {
-                tokio::time::sleep(GRACE).await;
+        Ending::Finished | Ending::Over => {
+            connection.wait_for_kernel().await;
+            if ending == Ending::Finished || connection.input.has_ended().await {
+                let _ = tokio::time::timeout(GRACE, closed(&agent, cookie)).await;
             }
             let _ = client.writer().await.shutdown().await;
         }
@@ -163,6 +164,13 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV
         }
     }
     drop(guard);
+}
+
+/// Waits until the application has closed its socket, and not only its half.
+async fn closed(agent: &Agent, cookie: u64) {
+    while agent.kernel.is_open(cookie) {
+        tokio::time::sleep(10 * LOOK).await;
+    }
 }
 
 struct Connection {
@@ -184,7 +192,7 @@ impl Connection {
                 }
             }
             // A request behind one that the kernel still has: its response comes first.
-            self.wait_for_kernel(false).await;
+            self.wait_for_kernel().await;
             let next = if self.input.bytes[0] == 0 { self.tagged().await } else { self.raw().await };
             if let Some(ending) = next {
                 return ending;
@@ -192,15 +200,10 @@ impl Connection {
         }
     }
 
-    /// Waits until no upstream has a request of this connection. False: it will never end.
-    async fn wait_for_kernel(&self, is_last: bool) -> bool {
+    /// Waits until no upstream has a request of this connection.
+    async fn wait_for_kernel(&self) {
         let mut looks = 0u32;
         while self.agent.kernel.in_flight(self.client.cookie) {
-            let conn = self.agent.kernel.conn(self.client.cookie);
-            if is_last && conn.is_some_and(|conn| conn.body_left != 0) {
-                self.agent.upstreams.kill_of(&self.agent, self.client.cookie);
-                return false;
-            }
             looks += 1;
             tokio::time::sleep(LOOK).await;
         }
@@ -208,7 +211,6 @@ impl Connection {
             // The last bytes are on their way through the kernel.
             tokio::time::sleep(LOOK).await;
         }
-        true
     }
 
     /// A request that the kernel has decided.
@@ -288,7 +290,7 @@ impl Connection {
     async fn after(&mut self, done: Result<End, Broken>, head: &RequestHead) -> Option<Ending> {
         match done {
             Ok(End::Kept | End::Closed) => None,
-            Ok(End::Over) => Some(Ending::Finished),
+            Ok(End::Over) => Some(Ending::Over),
             Err(Broken::BeforeHead) if head.body == Body::Length(0) => {
                 self.answer(&answer::unavailable("connection termination"), head).await
             }
@@ -296,7 +298,7 @@ impl Connection {
                 // How much of the body was taken is not known here: the connection ends with the answer.
                 let bytes = answer::write(&answer::unavailable("connection termination"), head.method == "HEAD");
                 let _ = self.client.writer().await.send(&bytes).await;
-                Some(Ending::Finished)
+                Some(Ending::Over)
             }
             Err(Broken::InBody | Broken::Client) => Some(Ending::Reset),
         }

@@ -29,6 +29,15 @@ impl Input {
         Ok(self.half.read_buf(&mut self.bytes).await? > 0)
     }
 
+    /// Whether there is nothing more to come, as far as is known now.
+    pub(crate) async fn has_ended(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            more = self.fill() => !matches!(more, Ok(true)),
+            () = std::future::ready(()) => false,
+        }
+    }
+
     pub(crate) fn take(&mut self, count: usize) {
         if count == self.bytes.len() {
             self.bytes.clear();

@@ -78,6 +78,7 @@ unsafe impl Plain for u64 {}
 /// The fixed programs, attached.
 pub(crate) struct Kernel {
     object: Object,
+    sockets: MapHandle,
     conns: MapHandle,
     progresses: MapHandle,
     upstreams: MapHandle,
@@ -121,6 +122,7 @@ impl Kernel {
             links.push(bpf(name, program(&object, name)?.attach_cgroup(folder.as_raw_fd()))?);
         }
         Ok(Self {
+            sockets: map(&object, "ud_clients")?,
             conns: map(&object, "ud_conns")?,
             progresses: map(&object, "ud_progresses")?,
             upstreams: map(&object, "ud_upstreams")?,
@@ -196,6 +198,11 @@ impl Kernel {
     pub(crate) fn set_progress(&self, client: u64, progress: ud_progress) {
         // If it fails, the connection is busy for ever: slow, not wrong.
         let _ = self.progresses.update(client.bytes(), progress.bytes(), MapFlags::ANY);
+    }
+
+    /// Whether the application's socket is still there.
+    pub(crate) fn is_open(&self, client: u64) -> bool {
+        matches!(self.sockets.lookup(client.bytes(), MapFlags::ANY), Ok(Some(_)))
     }
 
     /// The connection is gone.

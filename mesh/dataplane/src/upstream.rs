@@ -23,6 +23,9 @@ const SEND_BUFFER: usize = 212_992;
 /// For a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
 
+/// From the end of a connection to a new one in its place.
+const REFILL: Duration = Duration::from_millis(100);
+
 /// The kernel may be faster than the agent's `accept`.
 const ACCEPT: Duration = Duration::from_secs(5);
 
@@ -137,13 +140,15 @@ impl Drop for Guard {
 
 async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link) {
     let guard = Guard { agent: agent.clone(), cookie, endpoint };
+    let mut is_answered = false;
     while matches!(link.input.fill().await, Ok(true)) {
         match agent.kernel.upstream(cookie) {
             Some(entry)
                 if entry.relay != 0 && entry.in_body == 0 && entry.client != 0 && entry.client != UD_RETIRED =>
             {
-                if !respond(&agent, cookie, &entry, &mut link.input).await {
-                    return;
+                is_answered = !respond(&agent, cookie, &entry, &mut link.input).await;
+                if is_answered {
+                    break;
                 }
             }
             // Bytes that nobody asked for.
@@ -151,13 +156,16 @@ async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link) {
         }
     }
     let was_idle = agent.kernel.retire(cookie);
-    if !was_idle && let Some(entry) = agent.kernel.upstream(cookie) {
+    if !was_idle
+        && !is_answered
+        && let Some(entry) = agent.kernel.upstream(cookie)
+    {
         lost(&agent, &entry).await;
     }
     drop(guard);
-    if was_idle {
-        agent.upstreams.fill(&agent, endpoint).await;
-    }
+    // An endpoint that closes connections at once must not keep the agent busy.
+    tokio::time::sleep(REFILL).await;
+    agent.upstreams.fill(&agent, endpoint).await;
 }
 
 /// The client of a request, even if the agent has not accepted its connection yet.
@@ -180,20 +188,15 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
     let generation = agent.generation(entry.generation);
     let edits = generation.as_ref().map_or(&[][..], |generation| generation.edits(entry.action));
     let mut writer = client.writer().await;
-    let early = agent.kernel.conn(entry.client).is_none_or(|conn| conn.body_left != 0);
-    let before_last = |kept| {
-        if !early {
-            agent.kernel.end_relay(cookie, kept);
-        }
-    };
+    let before_last = |kept| agent.kernel.end_relay(cookie, kept);
     let moved = relay(input, &mut writer, entry.no_body != 0, edits, before_last).await;
     drop(writer);
     agent.relayed.set(agent.relayed.get() + 1);
     match moved {
-        Ok(Moved::Kept) if !early => return true,
-        Ok(Moved::Closed) if !early => {}
+        Ok(Moved::Kept) => return true,
+        Ok(Moved::Closed) => {}
         // The client must see the end of its connection.
-        Ok(_) => client.finish(),
+        Ok(Moved::UntilClose) => client.finish(),
         Err(Broken::BeforeHead) => lost(agent, entry).await,
         Err(Broken::InBody | Broken::Client) => client.reset(),
     }
@@ -203,7 +206,6 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
 /// The endpoint closed its connection instead of answering.
 async fn lost(agent: &Rc<Agent>, entry: &ud_upstream) {
     let Some(client) = client_of(agent, entry.client).await else { return };
-    let early = agent.kernel.conn(entry.client).is_none_or(|conn| conn.body_left != 0);
     if entry.in_body != 0 {
         client.reset();
         return;
@@ -212,7 +214,5 @@ async fn lost(agent: &Rc<Agent>, entry: &ud_upstream) {
     let mut writer = client.writer().await;
     if writer.send_last(&answer).await.is_err() {
         client.reset();
-    } else if early {
-        client.finish();
     }
 }

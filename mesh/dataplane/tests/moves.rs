@@ -37,7 +37,7 @@ fn a_request_goes_through_the_kernel_and_its_response_comes_back_through_it() {
             assert_eq!(response.text(), format!("GET /hello?turn={turn} HTTP/1.1|Host: shop.test|body 0 1"));
         }
         for size in [1, 100, 1000, 4000, 10_000, 60_000] {
-            assert_eq!(client.get(&format!("/size/{size}")).body, pattern(size), "{size} bytes");
+            assert_eq!(client.get(&format!("/size/{size}")).matches(size), Ok(()), "{size} bytes");
         }
         let status = agent.status();
         assert_eq!((status.requests.kernel, status.responses.kernel), (56, 56), "{status:#?}");
@@ -65,8 +65,8 @@ fn requests_of_all_ways_are_mixed_on_one_connection() {
             assert_eq!(response.header("x-response"), Some("set"));
             assert!(response.text().starts_with("GET /response/a "), "{}", response.text());
             assert!(client.get("/envoy").text().contains("x-forwarded-proto"));
-            assert_eq!(client.get("/chunked/70000").body, pattern(70_000));
-            assert_eq!(client.get("/size/1000000").body, pattern(1_000_000));
+            assert_eq!(client.get("/chunked/70000").matches(70_000), Ok(()));
+            assert_eq!(client.get("/size/1000000").matches(1_000_000), Ok(()));
             for size in [0, 1, 5000, 60_000, 65_536, 65_537, 300_000] {
                 let response = client.post("/upload", &pattern(size));
                 let end = format!("body {size} 1");

@@ -1,8 +1,10 @@
 //! A client that sends exactly the bytes it is told to.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::backend::pattern;
 
 /// What came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,26 +19,53 @@ impl Response {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
+    /// Whether the body is [`pattern`] of this size; else its size and where it differs.
+    pub fn matches(&self, size: usize) -> Result<(), (usize, Option<usize>)> {
+        let wanted = pattern(size);
+        if self.body == wanted {
+            return Ok(());
+        }
+        Err((self.body.len(), self.body.iter().zip(&wanted).position(|(here, there)| here != there)))
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
     }
 }
 
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A socket in a sockmap that is woken for another reason than bytes (its FIN was acknowledged) answers EAGAIN to a
+/// blocking read: Linux 6.18 waits once.
+pub struct Patient(pub TcpStream);
+
+impl Read for Patient {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let start = Instant::now();
+        loop {
+            match self.0.read(to) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {}
+                other => return other,
+            }
+        }
+    }
+}
+
 /// One connection.
 pub struct Client {
-    pub stream: BufReader<TcpStream>,
+    pub stream: BufReader<Patient>,
 }
 
 impl Client {
     pub fn connect(service: SocketAddrV4) -> Self {
         let stream = TcpStream::connect(service).expect("the connection is taken over");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
-        Self { stream: BufReader::new(stream) }
+        Self { stream: BufReader::new(Patient(stream)) }
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.get_mut().write_all(bytes).expect("it takes the bytes");
+        self.stream.get_mut().0.write_all(bytes).expect("it takes the bytes");
     }
 
     pub fn get(&mut self, path: &str) -> Response {
