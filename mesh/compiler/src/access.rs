@@ -70,8 +70,8 @@ impl Maker<'_> {
         for (index, code) in self.guards.iter().enumerate() {
             let _ = writeln!(
                 out,
-                "/* Who may reach the workload. 1: decided. */\nstatic __attribute__((noinline)) int guard_{index}(struct \
-                 ud_head *h)\n{{\n{code}\treturn 0;\n}}\n"
+                "/* Who may reach the workload. 1: decided. */\napart int guard_{index}(struct \
+                 ud_head *h never_null)\n{{\n{code}\treturn 0;\n}}\n"
             );
         }
         for (action, guard) in &self.checks {

@@ -92,7 +92,7 @@ fn table(pattern: &str, index: usize) -> Option<String> {
     let _ = writeln!(out, "static const ud_u8 accepts_{index}[{}] = {{{}}};", accepts.len(), list(&accepts));
     let _ = writeln!(
         out,
-        "static __attribute__((noinline)) int matches_{index}(struct ud_head *h, ud_u32 at, ud_u32 len)\n{{\n\
+        "apart int matches_{index}(struct ud_head *h never_null, ud_u32 at, ud_u32 len)\n{{\n\
          \tud_u32 state = 0, i = zero(), cell;\n\n\
          \twhile (i < len && can_loop) {{\n\
          \t\tcell = state * {stride} + classes_{index}[AT(h, at + i)];\n\

@@ -118,10 +118,7 @@ impl Maker<'_> {
     pub(crate) fn edit_functions(&mut self) -> (String, String) {
         let (mut out, mut calls) = (String::new(), String::new());
         for (chunk, edits) in self.edits.chunks(CHUNK).enumerate() {
-            let _ = writeln!(
-                out,
-                "static __attribute__((noinline)) int edit_{chunk}(struct ud_head *h)\n{{\n\tswitch (h->action) {{"
-            );
+            let _ = writeln!(out, "apart int edit_{chunk}(struct ud_head *h never_null)\n{{\n\tswitch (h->action) {{");
             for (action, code) in edits {
                 let _ = writeln!(out, "\tcase {action}:\n{code}");
             }

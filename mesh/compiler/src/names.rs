@@ -49,7 +49,7 @@ impl Names {
     pub(crate) fn source(&self) -> String {
         let mut out = String::from(
             "/* The number of a header name; -1: of no interest, -2: of Envoy's interest. */\n\
-             static __attribute__((noinline)) int name_of(struct ud_head *h, ud_u32 at, ud_u32 len)\n{\n",
+             apart int name_of(struct ud_head *h never_null, ud_u32 at, ud_u32 len)\n{\n",
         );
         let starts = text::equals("at", "x-envoy-", true);
         let _ = writeln!(out, "\tif (len >= 8 && {starts})\n\t\treturn -2;\n\tswitch (len) {{");

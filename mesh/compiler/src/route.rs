@@ -29,8 +29,7 @@ impl Maker<'_> {
             })
             .collect();
         for (chunk, items) in items.chunks(CHUNK).enumerate() {
-            let _ =
-                writeln!(out, "static __attribute__((noinline)) int routes_{chunk}(struct ud_head *h, int host)\n{{");
+            let _ = writeln!(out, "apart int routes_{chunk}(struct ud_head *h never_null, int host)\n{{");
             let mut inside = None;
             for (index, host, route) in items {
                 if inside != Some(*index) {

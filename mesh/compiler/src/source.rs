@@ -91,7 +91,7 @@ pub fn generate(policy: &Policy, listener: &Listener, node: &Node) -> Program {
     source.push_str(maker.automata.source());
     let _ = write!(
         source,
-        "{enter}{hosts}{guards}{routes}{edits}static int decide(struct ud_head *h)\n{{\n\tint host;\n\n\tif (enter(h))\n\t\treturn 0;\n\
+        "{enter}{hosts}{guards}{routes}{edits}apart int decide(struct ud_head *h never_null)\n{{\n\tint host;\n\n\tif (enter(h))\n\t\treturn 0;\n\
          \thost = host_of(h);\n\tif (host < 0)\n\t\t{unmatched}\n{calls}\treturn 0;\nrouted:\n\
          \tif (h->verdict != UD_FORWARD)\n\t\treturn 0;\n{edit_calls}{checks}\treturn 0;\n}}\n"
     );
@@ -180,7 +180,7 @@ impl Maker<'_> {
     fn enter(&mut self, denied: usize) -> String {
         let mut out = String::from(
             "/* What holds for every request of the listener. 1: decided. */\n\
-             static __attribute__((noinline)) int enter(struct ud_head *h)\n{\n",
+             apart int enter(struct ud_head *h never_null)\n{\n",
         );
         let listener = self.listener;
         if self.filtered(|target| target.selects_listener(listener)) {

@@ -71,8 +71,8 @@ impl Trial {
     /// If the kernel does not say it.
     pub fn verified_instructions(&self) -> Result<u32, TrialError> {
         use std::os::fd::AsRawFd;
-        let program = self.object.progs().find(|program| program.name() == "ud_policy");
-        let program = program.ok_or(TrialError::Missing("ud_policy"))?;
+        let program = self.object.progs().find(|program| program.name() == PROGRAM);
+        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
         let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
         let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
         let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
@@ -104,8 +104,8 @@ impl Trial {
         trial.text[..head.len()].copy_from_slice(head);
         // SAFETY: the structure has no padding between its fields and any bytes make one.
         let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut trial).cast::<u8>(), size_of::<ud_trial>()) };
-        let program = self.object.progs_mut().find(|program| program.name() == "ud_try");
-        let program = program.ok_or(TrialError::Missing("ud_try"))?;
+        let program = self.object.progs_mut().find(|program| program.name() == PROGRAM);
+        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
         let input = ProgramInput { context_in: Some(bytes), ..ProgramInput::default() };
         let done = program.test_run(input).map_err(TrialError::Run)?;
         if done.return_value != 0 {
