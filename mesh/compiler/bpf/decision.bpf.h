@@ -4,6 +4,13 @@
 
 #include "policy.bpf.h"
 
+/* Where the tables of a regular expression begin, and what is special in them. */
+struct ud_automaton {
+	ud_u32 first_class, first_row;
+	ud_u32 end_column; /* Whether a text may end in a state. */
+	ud_u32 dead;       /* The state that never leads to a match. */
+};
+
 /* All of these end a decision: 1. */
 inline_always int envoy(struct ud_head *h)
 {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::source::Maker;
+use crate::source::{DOMAINS_MAX, Maker};
 use crate::text::{Span, comment, word};
 
 /// Comparisons in one function of C.
-const CHUNK: usize = 128;
+const CHUNK: usize = 512;
 
 impl Maker<'_> {
     /// `host_of`: the index of the virtual host, or -1.
@@ -35,6 +35,12 @@ impl Maker<'_> {
         suffix.sort_by_key(|(domain, _, _)| std::cmp::Reverse(domain.len()));
         prefix.sort_by_key(|(domain, _, _)| std::cmp::Reverse(domain.len()));
         suffix.extend(prefix);
+        let domains: usize = exact.values().map(Vec::len).sum::<usize>() + suffix.len();
+        if domains > DOMAINS_MAX {
+            // All requests are Envoy's then: see `enter`.
+            exact.clear();
+            suffix.clear();
+        }
         let (mut out, mut calls) = names(&exact);
         for (chunk, domains) in suffix.chunks(CHUNK).enumerate() {
             let _ = writeln!(out, "apart int wildcard_{chunk}(struct ud_head *h never_null)\n{{");
@@ -57,23 +63,25 @@ impl Maker<'_> {
 
 /// Functions that look for exact names, by length and then word by word, and their calls.
 fn names(exact: &BTreeMap<usize, Vec<(&str, usize)>>) -> (String, String) {
-    let (mut out, mut cases, mut number) = (String::new(), String::new(), 0);
-    for (len, domains) in exact {
-        let _ = writeln!(cases, "\tcase {len}:");
-        for domains in domains.chunks(CHUNK) {
-            let tree = tree(domains, 0, "\t");
+    let chunks: Vec<_> = exact.values().flat_map(|domains| domains.chunks(CHUNK)).collect();
+    let (mut out, mut calls, mut cases, mut inside, mut number) = (String::new(), String::new(), String::new(), 0, 0);
+    for (at, domains) in chunks.iter().enumerate() {
+        let len = domains[0].0.len();
+        let _ = writeln!(cases, "\tcase {len}:\n{}\t\tbreak;", tree(domains, 0, "\t\t"));
+        inside += domains.len();
+        let next = chunks.get(at + 1);
+        // A `switch` has each length once.
+        if next.is_none_or(|next| inside + next.len() > CHUNK || next[0].0.len() == len) {
             let _ = writeln!(
                 out,
                 "apart int host_{number}(struct ud_head *h never_null)\n{{\n\tud_u32 at = \
-                 h->value[UD_NAME_HOST].at;\n\n{tree}\treturn -1;\n}}\n"
+                 h->value[UD_NAME_HOST].at;\n\n\tswitch (h->value[UD_NAME_HOST].len) {{\n{cases}\t}}\n\treturn -1;\n}}\n"
             );
-            let _ = writeln!(cases, "\t\thost = host_{number}(h);\n\t\tif (host >= 0)\n\t\t\treturn host;");
-            number += 1;
+            let _ = writeln!(calls, "\thost = host_{number}(h);\n\tif (host >= 0)\n\t\treturn host;");
+            cases.clear();
+            (inside, number) = (0, number + 1);
         }
-        let _ = writeln!(cases, "\t\tbreak;");
     }
-    let calls =
-        if cases.is_empty() { cases } else { format!("\tswitch (h->value[UD_NAME_HOST].len) {{\n{cases}\t}}\n") };
     (out, calls)
 }
 

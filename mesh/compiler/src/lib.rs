@@ -19,9 +19,11 @@ mod names;
 mod object;
 mod route;
 mod source;
+mod surplus;
 mod text;
 mod trial;
 
 pub use object::{BuildError, Cache, Object, build, include_files};
-pub use source::{Action, Node, Program, Surplus, generate};
+pub use source::{Action, Node, Program, ROUTES_MAX, generate};
+pub use surplus::{Surplus, SurplusReason};
 pub use trial::{Trial, TrialError, Tried};

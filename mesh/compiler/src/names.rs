@@ -38,11 +38,16 @@ impl Names {
         if let Some(at) = self.0.iter().position(|known| known == name) {
             return Some(at);
         }
-        if self.0.len() >= abi::UD_NAMES_MAX as usize {
+        if self.is_full() {
             return None;
         }
         self.0.push(name.to_owned());
         Some(self.0.len() - 1)
+    }
+
+    /// There is no room for another name.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.len() >= abi::UD_NAMES_MAX as usize
     }
 
     /// `name_of`: by length, then by words.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
-use underdeck_mesh_compiler::{Cache, Node, Program, Trial, abi, build, generate};
+use underdeck_mesh_compiler::{Cache, Node, Program, ROUTES_MAX, SurplusReason, Trial, abi, build, generate};
 use underdeck_mesh_policy::evaluate::{Outcome, Request, Sender, evaluate};
 use underdeck_mesh_policy::form::Policy;
 use underdeck_mesh_policy::read::{Source, read};
@@ -19,7 +19,7 @@ fn rule(index: usize) -> String {
         0 => format!("  - match: [{{ uri: {{ exact: /exact/path/{index} }} }}]\n    route: [{target}]\n"),
         1 => format!("  - match: [{{ uri: {{ prefix: /api/v{index}/ }} }}]\n    route: [{target}]\n"),
         2 => format!(
-            "  - match: [{{ uri: {{ prefix: /h{index} }}, headers: {{ x-user: {{ exact: user{index} }} }} }}]\n    route: \
+            "  - match: [{{ uri: {{ prefix: /h{index}/ }}, headers: {{ x-user: {{ exact: user{index} }} }} }}]\n    route: \
              [{target}]\n"
         ),
         3 => format!("  - match: [{{ uri: {{ regex: '/r{index}/[0-9]+' }} }}]\n    route: [{target}]\n"),
@@ -27,12 +27,12 @@ fn rule(index: usize) -> String {
             "  - match: [{{ uri: {{ prefix: /old{index}/ }} }}]\n    rewrite: {{ uri: /new{index}/ }}\n    route: [{target}]\n"
         ),
         5 => format!(
-            "  - match: [{{ uri: {{ prefix: /edit{index} }} }}]\n    headers: {{ request: {{ set: {{ x-rule: r{index} }}, \
+            "  - match: [{{ uri: {{ prefix: /edit{index}/ }} }}]\n    headers: {{ request: {{ set: {{ x-rule: r{index} }}, \
              remove: [x-drop] }} }}\n    route: [{target}]\n"
         ),
-        6 => format!("  - match: [{{ uri: {{ prefix: /gone{index} }} }}]\n    redirect: {{ uri: /here{index} }}\n"),
+        6 => format!("  - match: [{{ uri: {{ prefix: /gone{index}/ }} }}]\n    redirect: {{ uri: /here{index} }}\n"),
         _ => format!(
-            "  - match: [{{ uri: {{ prefix: /split{index} }}, method: {{ exact: POST }} }}]\n    route: [{{ destination: {{ \
+            "  - match: [{{ uri: {{ prefix: /split{index}/ }}, method: {{ exact: POST }} }}]\n    route: [{{ destination: {{ \
              host: s1 }}, weight: 30 }}, {{ destination: {{ host: s2 }}, weight: 70 }}]\n"
         ),
     }
@@ -46,8 +46,8 @@ fn path(index: usize) -> String {
         3 => format!("/r{index}/4711"),
         4 => format!("/old{index}/z?a=b"),
         5 => format!("/edit{index}/z"),
-        6 => format!("/gone{index}"),
-        _ => format!("/split{index}"),
+        6 => format!("/gone{index}/"),
+        _ => format!("/split{index}/x"),
     }
 }
 
@@ -85,7 +85,7 @@ fn make(what: &str, text: String) -> Made {
     assert!(reading.errors.is_empty(), "{:?}", reading.errors);
     let listener = reading.policy.listener("mesh").expect("routes");
     let start = Instant::now();
-    let program = generate(&reading.policy, listener, &Node { sender: sender() });
+    let program = generate(&reading.policy, listener, &Node { sender: sender() }, ROUTES_MAX);
     let generated = start.elapsed();
     let object = build(&program.source, &Cache(None)).unwrap_or_else(|error| panic!("{error}"));
     let built = start.elapsed();
@@ -98,11 +98,11 @@ fn make(what: &str, text: String) -> Made {
     Made { policy: reading.policy, program, trial }
 }
 
-/// One request for each rule, against the evaluator.
-fn ask(made: &mut Made, rules: usize, host: impl Fn(usize) -> String) {
+/// A request for each of some rules, against the evaluator.
+fn ask(made: &mut Made, rules: impl Iterator<Item = usize>, host: impl Fn(usize) -> String) {
     let Made { policy, program, trial } = made;
     let listener = policy.listener("mesh").expect("routes");
-    for index in 0..rules {
+    for index in rules {
         let request = Request {
             method: "POST".into(),
             target: path(index),
@@ -116,7 +116,7 @@ fn ask(made: &mut Made, rules: usize, host: impl Fn(usize) -> String) {
             request.target, request.authority
         );
         let tried = trial.run(head.as_bytes(), DESTINATION, 0, 1).expect("it runs");
-        if index + 8 >= rules {
+        if index % 100 == 91 {
             let rounds = 10_000;
             let tried = trial.run(head.as_bytes(), DESTINATION, 0, rounds).expect("it runs");
             eprintln!("{}: {} ns", path(index), tried.nanoseconds / u64::from(rounds));
@@ -145,19 +145,33 @@ fn ask(made: &mut Made, rules: usize, host: impl Fn(usize) -> String) {
 
 #[test]
 fn a_hundred_rules() {
-    ask(&mut make("100 rules", on_one_host(100)), 100, |_| "shop".into());
+    ask(&mut make("100 rules", on_one_host(100)), 0..100, |_| "shop".into());
 }
 
 #[test]
 fn five_hundred_rules_on_one_host() {
     let mut made = make("500 rules on one host", on_one_host(500));
     assert_eq!(made.program.surplus, []);
-    ask(&mut made, 500, |_| "shop".into());
+    ask(&mut made, (0..500).step_by(7), |_| "shop".into());
 }
 
 #[test]
 fn five_hundred_hosts() {
     let mut made = make("500 hosts", on_hosts(500));
     assert_eq!(made.program.surplus, []);
-    ask(&mut made, 500, |index| format!("shop{index}.demo.svc.cluster.local"));
+    ask(&mut made, (0..500).step_by(7), |index| format!("shop{index}.demo.svc.cluster.local"));
+}
+
+#[test]
+fn what_does_not_fit_is_left_to_envoy() {
+    let rules = ROUTES_MAX + 96;
+    let mut made = make("more than fit", on_one_host(rules));
+    assert_eq!(made.program.surplus.len(), 96);
+    assert!(made.program.surplus.iter().all(|surplus| surplus.reason == SurplusReason::TooManyRoutes));
+    ask(&mut made, (0..ROUTES_MAX).step_by(127), |_| "shop".into());
+    for index in ROUTES_MAX..rules {
+        let head = format!("POST {} HTTP/1.1\r\nHost: shop\r\n\r\n", path(index));
+        let tried = made.trial.run(head.as_bytes(), DESTINATION, 0, 1).expect("it runs");
+        assert_eq!((tried.verdict, tried.reason), (abi::UD_ENVOY, abi::UD_REASON_POLICY), "{head}");
+    }
 }
