@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use serde::Serialize;
 use underdeck_mesh_policy::evaluate::Sender;
 use underdeck_mesh_policy::form::{
     Cluster, Discovery, Filter, HeaderEdits, HostPort, Listener, LoadBalancing, Origin, Placement, Policy, Reason,
@@ -29,7 +30,7 @@ pub struct Node {
 }
 
 /// What the kernel may do with a request: the meaning of `ud_head.action`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Action {
     /// For people: `VirtualService default/reviews http[0] -> v1`.
     pub name: String,
@@ -42,9 +43,12 @@ pub struct Action {
 }
 
 /// A program, and what its numbers mean.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Program {
+    /// The routes that are in it.
+    pub routes: usize,
     /// C.
+    #[serde(skip)]
     pub source: String,
     /// By their numbers.
     pub actions: Vec<Action>,
@@ -54,8 +58,13 @@ pub struct Program {
     pub surplus: Vec<Surplus>,
 }
 
-/// Makes the program of one listener, with no more than some of its routes (at most [`ROUTES_MAX`]).
-pub fn generate(policy: &Policy, listener: &Listener, node: &Node, routes_max: usize) -> Program {
+/// Makes the program of one listener.
+pub fn generate(policy: &Policy, listener: &Listener, node: &Node) -> Program {
+    generate_within(policy, listener, node, ROUTES_MAX)
+}
+
+/// The same with fewer routes than [`ROUTES_MAX`]; the others are left to Envoy.
+pub fn generate_within(policy: &Policy, listener: &Listener, node: &Node, routes_max: usize) -> Program {
     let mut maker = Maker {
         policy,
         listener,
@@ -98,7 +107,7 @@ pub fn generate(policy: &Policy, listener: &Listener, node: &Node, routes_max: u
     let mut clusters: Vec<_> = maker.clusters.into_iter().collect();
     clusters.sort_by_key(|(_, index)| *index);
     let clusters = clusters.into_iter().map(|(name, _)| name).collect();
-    Program { source, actions: maker.actions, clusters, surplus: maker.surplus }
+    Program { routes: maker.written, source, actions: maker.actions, clusters, surplus: maker.surplus }
 }
 
 /// What one program is made with.

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use underdeck_mesh_policy::form::Origin;
 
 /// A rule, or a part of one, that this program leaves to Envoy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Surplus {
     /// Where it is written.
     pub origin: Origin,
@@ -54,5 +55,11 @@ reasons! {
 impl fmt::Display for SurplusReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.code())
+    }
+}
+
+impl Serialize for SurplusReason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.code())
     }
 }

@@ -13,7 +13,7 @@ const PROGRAM: &str = "ud_try";
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The kernel, or libbpf, does not take it.
-    #[error("the kernel refuses the program: {0}")]
+    #[error("the kernel does not load the program: {0}; libbpf's messages say where")]
     Load(libbpf_rs::Error),
     /// It did not run.
     #[error("BPF_PROG_TEST_RUN: {0}")]
@@ -24,6 +24,13 @@ pub enum TrialError {
     /// More than a head can be.
     #[error("the request is longer than {} bytes", abi::UD_HEAD_MAX)]
     Long,
+}
+
+impl TrialError {
+    /// It is not the program: loading needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    pub fn is_privilege(&self) -> bool {
+        matches!(self, Self::Load(error) if error.kind() == libbpf_rs::ErrorKind::PermissionDenied)
+    }
 }
 
 /// A program that the verifier accepted.

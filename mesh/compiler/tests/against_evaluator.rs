@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use generate::Generator;
-use underdeck_mesh_compiler::{Cache, Node, Program, ROUTES_MAX, Trial, Tried, abi, build, generate as make};
+use underdeck_mesh_compiler::{Cache, Node, Program, Trial, Tried, abi, build, generate as make};
 use underdeck_mesh_policy::envoy::Bind;
 use underdeck_mesh_policy::evaluate::{Identity, Outcome, Request, Sender, Upstream, evaluate};
 use underdeck_mesh_policy::read::{load, read};
@@ -98,7 +98,7 @@ fn compare(file: &str, listener: &str, port: u16) {
             sender: sender.clone(),
             destination: (IpAddr::V4(ip), port),
         };
-        let program = make(&policy, listener, &Node { sender }, ROUTES_MAX);
+        let program = make(&policy, listener, &Node { sender });
         assert_eq!(program.surplus, [], "everything that is placed in the kernel is in the program");
         let object = build(&program.source, &Cache(None)).unwrap_or_else(|error| panic!("{error}\n{}", program.source));
         let mut trial = Trial::load(&object.bytes).unwrap_or_else(|error| panic!("{error}\n{}", program.source));

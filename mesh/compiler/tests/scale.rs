@@ -85,7 +85,7 @@ fn make(what: &str, text: String) -> Made {
     assert!(reading.errors.is_empty(), "{:?}", reading.errors);
     let listener = reading.policy.listener("mesh").expect("routes");
     let start = Instant::now();
-    let program = generate(&reading.policy, listener, &Node { sender: sender() }, ROUTES_MAX);
+    let program = generate(&reading.policy, listener, &Node { sender: sender() });
     let generated = start.elapsed();
     let object = build(&program.source, &Cache(None)).unwrap_or_else(|error| panic!("{error}"));
     let built = start.elapsed();
