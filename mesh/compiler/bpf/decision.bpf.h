@@ -4,6 +4,13 @@
 
 #include "policy.bpf.h"
 
+/* Where the tables of a regular expression begin, and what is special in them. */
+struct ud_automaton {
+	ud_u32 first_class, first_row;
+	ud_u32 end_column; /* Whether a text may end in a state. */
+	ud_u32 dead;       /* The state that never leads to a match. */
+};
+
 /* All of these end a decision: 1. */
 inline_always int envoy(struct ud_head *h)
 {
@@ -40,7 +47,7 @@ inline_always ud_u32 mixed(ud_u32 x)
 }
 
 /* Takes a port off the host that is matched. 0: it is not that plain (an IPv6 address, an odd port). */
-static __attribute__((noinline, unused)) int without_port(struct ud_head *h)
+apart int without_port(struct ud_head *h never_null)
 {
 	ud_u32 i = zero(), at = h->authority.at, len = h->authority.len, colon = len;
 
@@ -59,7 +66,7 @@ static __attribute__((noinline, unused)) int without_port(struct ud_head *h)
 	return 1;
 }
 
-static __attribute__((noinline, unused)) int has_port(struct ud_head *h)
+apart int has_port(struct ud_head *h never_null)
 {
 	ud_u32 i = zero(), at = h->authority.at, len = h->authority.len;
 
@@ -72,7 +79,7 @@ static __attribute__((noinline, unused)) int has_port(struct ud_head *h)
 }
 
 /* Reads the edited head, which is what a workload sees. `len` stays that of the head that came. */
-static __attribute__((noinline, unused)) int read_again(struct ud_head *h)
+apart int read_again(struct ud_head *h never_null)
 {
 	ud_u32 len = h->len, size = h->out_len;
 
@@ -91,7 +98,7 @@ static __attribute__((noinline, unused)) int read_again(struct ud_head *h)
 }
 
 /* Whether the text is a decimal integer of the range. */
-static __attribute__((noinline, unused)) int in_range(struct ud_head *h, ud_u32 at, ud_u32 len, long long start,
+apart int in_range(struct ud_head *h never_null, ud_u32 at, ud_u32 len, long long start,
 						      long long end)
 {
 	ud_u32 i = zero(), sign = 0;

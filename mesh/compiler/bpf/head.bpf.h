@@ -8,6 +8,10 @@
 
 #include "helpers.bpf.h"
 
+/* A function that the verifier looks at once, whoever calls it: it must hold for any head. */
+#define apart __attribute__((noinline))
+#define never_null __attribute__((btf_decl_tag("arg:nonnull")))
+
 #define ONES 0x0101010101010101ULL
 #define HIGHS 0x8080808080808080ULL
 #define AT(h, i) ((h)->text[(i) & (UD_HEAD_MAX - 1)])
@@ -23,13 +27,21 @@ inline_always ud_u64 word(struct ud_head *h, ud_u32 at)
 	return load_word(&h->text[at & (UD_HEAD_MAX - 1)]);
 }
 
+/* A word with its letters in lower case. */
+inline_always ud_u64 lower(ud_u64 w)
+{
+	ud_u64 low = w & ~HIGHS, from_a = low + (0x80 - 'A') * ONES, past_z = low + (0x7f - 'Z') * ONES;
+
+	return w | ((from_a ^ past_z) & ~w & HIGHS) >> 2;
+}
+
 /* Which byte of a word is the first one with its high bit set in `marks`. */
 inline_always ud_u32 first_mark(ud_u64 marks)
 {
 	return (ud_u32)(((((marks & -marks) - 1) & ONES) * ONES) >> 56) - 1;
 }
 
-static int name_of(struct ud_head *h, ud_u32 at, ud_u32 len);
+apart int name_of(struct ud_head *h never_null, ud_u32 at, ud_u32 len);
 
 inline_always int refuse(struct ud_head *h, ud_u32 reason)
 {
@@ -39,7 +51,7 @@ inline_always int refuse(struct ud_head *h, ud_u32 reason)
 }
 
 /* `METHOD SP TARGET SP HTTP/1.1 CRLF`; the offset behind it, 0 if it is not complete, or -1. */
-static __attribute__((noinline)) int request_line(struct ud_head *h)
+apart int request_line(struct ud_head *h never_null)
 {
 	ud_u32 i = zero(), end = h->size, query = 0, start, odd = 0;
 	ud_u8 before = 0;
@@ -162,7 +174,7 @@ inline_always int framing(struct ud_head *h, int name, ud_u32 at, ud_u32 len)
 }
 
 /* Reads `h->text`. 0: all of the head is there and understood; 1: more bytes are needed; -1: Envoy. */
-static __attribute__((noinline)) int read_head(struct ud_head *h)
+apart int read_head(struct ud_head *h never_null)
 {
 	ud_u32 end = h->size, i, start;
 	int at;
@@ -214,7 +226,7 @@ static __attribute__((noinline)) int read_head(struct ud_head *h)
 }
 
 /* Appends bytes of the head. */
-static __attribute__((noinline)) int put_text(struct ud_head *h, ud_u32 from, ud_u32 to)
+apart int put_text(struct ud_head *h never_null, ud_u32 from, ud_u32 to)
 {
 	ud_u32 at = h->out_len, len = to - from;
 
@@ -243,7 +255,7 @@ static __attribute__((noinline)) int put_text(struct ud_head *h, ud_u32 from, ud
 	})
 
 /* Appends the lines from `from` on, up to the empty line, without those whose names are in `removed`. */
-static __attribute__((noinline)) int put_lines(struct ud_head *h, ud_u32 from, ud_u64 removed)
+apart int put_lines(struct ud_head *h never_null, ud_u32 from, ud_u64 removed)
 {
 	ud_u32 n = zero();
 

@@ -5,7 +5,7 @@
 #include "head.bpf.h"
 
 /* Generated: sets verdict, action and cluster; where the head changes, `out`, `out_len` and `edited`. */
-static int decide(struct ud_head *h);
+apart int decide(struct ud_head *h never_null);
 
 /* sk_msg programs run with preemption, so a head is claimed. */
 struct {

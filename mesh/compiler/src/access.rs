@@ -9,7 +9,14 @@ use underdeck_mesh_policy::form::{
 
 use crate::matching::{Test, constant};
 use crate::source::Maker;
+use crate::surplus::SurplusReason;
 use crate::text::{Span, comment};
+
+/// Workloads in one function of C.
+pub(crate) const GUARDS: usize = 32;
+
+/// More workloads with policies than these are left to Envoy.
+const GUARDS_MAX: usize = 1024;
 
 impl Maker<'_> {
     /// Code that returns with a denial or to Envoy; what passes falls through. `index` is the action of the denial.
@@ -54,30 +61,38 @@ impl Maker<'_> {
         out
     }
 
-    /// The number of the function of C that asks the policies of a workload.
-    pub(crate) fn guard(&mut self, policies: &[&Authorization], denied: usize) -> usize {
-        let code = self.access(policies, denied, "\t");
+    /// The number of the policies of a workload: a case of `guard_N`.
+    pub(crate) fn guard(&mut self, policies: &[&Authorization], denied: usize) -> Result<usize, SurplusReason> {
+        let code = self.access(policies, denied, "\t\t");
         if let Some(index) = self.guards.iter().position(|known| *known == code) {
-            return index;
+            return Ok(index);
+        }
+        if self.guards.len() >= GUARDS_MAX {
+            return Err(SurplusReason::TooManyWorkloads);
         }
         self.guards.push(code);
-        self.guards.len() - 1
+        Ok(self.guards.len() - 1)
     }
 
     /// The functions `guard_N`, and the calls of those that see an edited head.
     pub(crate) fn guard_functions(&self) -> (String, String) {
         let (mut out, mut calls) = (String::new(), String::new());
-        for (index, code) in self.guards.iter().enumerate() {
+        for (function, guards) in self.guards.chunks(GUARDS).enumerate() {
+            let mut cases = String::new();
+            for (at, code) in guards.iter().enumerate() {
+                let _ = writeln!(cases, "\tcase {}:\n{code}\t\tbreak;", function * GUARDS + at);
+            }
             let _ = writeln!(
                 out,
-                "/* Who may reach the workload. 1: decided. */\nstatic __attribute__((noinline)) int guard_{index}(struct \
-                 ud_head *h)\n{{\n{code}\treturn 0;\n}}\n"
+                "/* Who may reach the workload. 1: decided. */\napart int guard_{function}(struct ud_head *h never_null, \
+                 ud_u32 workload)\n{{\n\tswitch (workload) {{\n{cases}\t}}\n\treturn 0;\n}}\n"
             );
         }
         for (action, guard) in &self.checks {
             let _ = writeln!(
                 calls,
-                "\tcase {action}:\n\t\tif (read_again(h))\n\t\t\treturn -1;\n\t\tguard_{guard}(h);\n\t\tbreak;"
+                "\tcase {action}:\n\t\tif (read_again(h))\n\t\t\treturn -1;\n\t\tguard_{}(h, {guard});\n\t\tbreak;",
+                guard / GUARDS
             );
         }
         if !calls.is_empty() {

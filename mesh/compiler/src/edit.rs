@@ -8,10 +8,11 @@ use underdeck_mesh_policy::form::{AuthorityRewrite, Forward, HeaderEdits, PathMa
 
 use crate::abi;
 use crate::source::Maker;
+use crate::surplus::SurplusReason;
 use crate::text::quote;
 
 /// Functions of C have so many actions each.
-const CHUNK: usize = 24;
+const CHUNK: usize = 128;
 
 /// Where the first header line begins.
 const LINES: &str = "h->target.at + h->target.len + 11";
@@ -32,7 +33,7 @@ impl Maker<'_> {
         forward: &Forward,
         matched: &PathMatch,
         edits: &[&HeaderEdits],
-    ) -> Result<Option<String>, &'static str> {
+    ) -> Result<Option<String>, SurplusReason> {
         let outcomes = self.outcomes(edits)?;
         let authority = match &forward.authority {
             Some(AuthorityRewrite::Literal(authority)) => Some(authority),
@@ -70,7 +71,7 @@ impl Maker<'_> {
                 end += &line(&outcome.added_if_there);
                 continue;
             }
-            let Some(id) = outcome.id else { return Err("more header names than fit into one program") };
+            let Some(id) = outcome.id else { return Err(SurplusReason::TooManyNames) };
             for (test, values) in [("", &outcome.added_if_there), ("!", &outcome.added_if_missing)] {
                 if !values.is_empty() {
                     let _ = writeln!(out, "\t\tif ({test}(h->seen >> {id} & 1)) {{");
@@ -85,7 +86,7 @@ impl Maker<'_> {
     }
 
     /// Lets the edits run over one header that is there, and over one that is not.
-    fn outcomes(&mut self, edits: &[&HeaderEdits]) -> Result<Vec<Outcome>, &'static str> {
+    fn outcomes(&mut self, edits: &[&HeaderEdits]) -> Result<Vec<Outcome>, SurplusReason> {
         const THERE: &str = "\u{1}";
         let mut names = BTreeSet::new();
         for edits in edits {
@@ -107,7 +108,8 @@ impl Maker<'_> {
             }
             let id = self.names.id(name);
             if id.is_none() && (!kept || there != missing) {
-                return Err("the header is Envoy's, or there are more names than fit into one program");
+                let full = self.names.is_full();
+                return Err(if full { SurplusReason::TooManyNames } else { SurplusReason::EnvoysHeader });
             }
             outcomes.push(Outcome { name: name.clone(), id, kept, added_if_there: there, added_if_missing: missing });
         }
@@ -118,10 +120,7 @@ impl Maker<'_> {
     pub(crate) fn edit_functions(&mut self) -> (String, String) {
         let (mut out, mut calls) = (String::new(), String::new());
         for (chunk, edits) in self.edits.chunks(CHUNK).enumerate() {
-            let _ = writeln!(
-                out,
-                "static __attribute__((noinline)) int edit_{chunk}(struct ud_head *h)\n{{\n\tswitch (h->action) {{"
-            );
+            let _ = writeln!(out, "apart int edit_{chunk}(struct ud_head *h never_null)\n{{\n\tswitch (h->action) {{");
             for (action, code) in edits {
                 let _ = writeln!(out, "\tcase {action}:\n{code}");
             }

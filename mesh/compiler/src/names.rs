@@ -38,18 +38,23 @@ impl Names {
         if let Some(at) = self.0.iter().position(|known| known == name) {
             return Some(at);
         }
-        if self.0.len() >= abi::UD_NAMES_MAX as usize {
+        if self.is_full() {
             return None;
         }
         self.0.push(name.to_owned());
         Some(self.0.len() - 1)
     }
 
+    /// There is no room for another name.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.len() >= abi::UD_NAMES_MAX as usize
+    }
+
     /// `name_of`: by length, then by words.
     pub(crate) fn source(&self) -> String {
         let mut out = String::from(
             "/* The number of a header name; -1: of no interest, -2: of Envoy's interest. */\n\
-             static __attribute__((noinline)) int name_of(struct ud_head *h, ud_u32 at, ud_u32 len)\n{\n",
+             apart int name_of(struct ud_head *h never_null, ud_u32 at, ud_u32 len)\n{\n",
         );
         let starts = text::equals("at", "x-envoy-", true);
         let _ = writeln!(out, "\tif (len >= 8 && {starts})\n\t\treturn -2;\n\tswitch (len) {{");

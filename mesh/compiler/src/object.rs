@@ -15,10 +15,11 @@ const INCLUDED: &[(&str, &str)] = &[
     ("policy.bpf.h", include_str!("../bpf/policy.bpf.h")),
     ("forward.bpf.h", include_str!("../bpf/forward.bpf.h")),
     ("trial.bpf.h", include_str!("../bpf/trial.bpf.h")),
+    ("automaton.bpf.h", include_str!("../bpf/automaton.bpf.h")),
     ("decision.bpf.h", include_str!("../bpf/decision.bpf.h")),
 ];
 
-const FLAGS: &[&str] = &["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wno-unused-function", "-Werror"];
+const FLAGS: &[&str] = &["-target", "bpf", "-mcpu=v4", "-O2", "-g", "-Wall", "-Wno-unused-function", "-Werror"];
 
 /// Why there is no object.
 #[derive(Debug, thiserror::Error)]

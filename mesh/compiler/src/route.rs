@@ -3,66 +3,117 @@
 use std::fmt::Write;
 
 use underdeck_mesh_policy::form::{
-    Action, AuthorityRewrite, Forward, HeaderEdits, PathRewrite, PerMillion, Redirect, RedirectPath, Route, Target,
-    VirtualHost, WeightedTarget,
+    Action, AuthorityRewrite, Forward, HeaderEdits, PathRewrite, PerMillion, Placement, Redirect, RedirectPath, Route,
+    Target, VirtualHost, WeightedTarget,
 };
 
+use crate::access::GUARDS;
 use crate::source::Maker;
+use crate::surplus::SurplusReason;
 use crate::text::comment;
 
 /// Routes in one function of C.
-const CHUNK: usize = 48;
+const CHUNK: usize = 64;
 
-/// More routes than these are left to Envoy.
-const ROUTES_MAX: usize = 4096;
+/// Functions of routes, as they are written.
+#[derive(Default)]
+struct Blocks {
+    out: String,
+    calls: String,
+    /// Of the function that is written now: its text, its routes, its first and last virtual host.
+    body: String,
+    routes: usize,
+    first: usize,
+    last: usize,
+    /// The last virtual host has not ended.
+    is_open: bool,
+    functions: usize,
+}
+
+impl Blocks {
+    fn open(&mut self, index: usize, host: &VirtualHost) {
+        if self.body.is_empty() {
+            self.first = index;
+        }
+        let place = comment(&host.origin.to_string());
+        let _ = writeln!(self.body, "\tif (host == {index}) {{ /* {} at {place} */", comment(&host.name));
+        (self.last, self.is_open) = (index, true);
+    }
+
+    /// Ends the function.
+    fn finish(&mut self) {
+        if self.body.is_empty() {
+            return;
+        }
+        if self.is_open {
+            self.body.push_str("\t}\n");
+        }
+        let (function, first, last) = (self.functions, self.first, self.last);
+        let _ = writeln!(
+            self.out,
+            "apart int routes_{function}(struct ud_head *h never_null, int host)\n{{\n{}\treturn 0;\n}}\n",
+            self.body
+        );
+        let _ = writeln!(
+            self.calls,
+            "\tif (host >= {first} && host <= {last} && routes_{function}(h, host))\n\t\tgoto routed;"
+        );
+        self.body.clear();
+        (self.routes, self.functions, self.is_open) = (0, function + 1, false);
+    }
+
+    /// Leaves the rest of this virtual host and all that follow to Envoy.
+    fn give_up(mut self, index: usize) -> (String, String) {
+        let reason = SurplusReason::TooManyRoutes;
+        let _ = writeln!(self.body, "\t\treturn envoy(h); /* {reason} */");
+        self.finish();
+        let _ = writeln!(self.calls, "\tif (host > {index}) /* {reason} */\n\t\tenvoy(h);");
+        (self.out, self.calls)
+    }
+}
 
 impl Maker<'_> {
     /// The functions `routes_N`, and their calls in `decide`.
     pub(crate) fn routes(&mut self, denied: usize, lost: usize) -> (String, String) {
-        let (mut out, mut calls) = (String::new(), String::new());
-        let hosts: Vec<_> = self.listener.virtual_hosts.iter().collect();
-        let items: Vec<_> = (0..)
-            .zip(&hosts)
-            .flat_map(|(index, host)| {
-                let routes = host.routes.iter().map(Some).chain([None]);
-                routes.map(move |route| (index, *host, route))
-            })
-            .collect();
-        for (chunk, items) in items.chunks(CHUNK).enumerate() {
-            let _ =
-                writeln!(out, "static __attribute__((noinline)) int routes_{chunk}(struct ud_head *h, int host)\n{{");
-            let mut inside = None;
-            for (index, host, route) in items {
-                if inside != Some(*index) {
-                    if inside.is_some() {
-                        out.push_str("\t}\n");
-                    }
-                    let _ = writeln!(
-                        out,
-                        "\tif (host == {index}) {{ /* {} at {} */",
-                        comment(&host.name),
-                        comment(&host.origin.to_string())
-                    );
-                    inside = Some(*index);
+        let mut blocks = Blocks::default();
+        let hosts = &self.listener.virtual_hosts;
+        for (index, host) in hosts.iter().enumerate() {
+            blocks.open(index, host);
+            for (at, route) in host.routes.iter().enumerate() {
+                if self.has_no_room(route) {
+                    let of_others = hosts[index + 1..].iter().flat_map(|host| &host.routes);
+                    host.routes[at..].iter().chain(of_others).for_each(|route| self.leave(route));
+                    return blocks.give_up(index);
                 }
-                match route {
-                    Some(route) => out.push_str(&self.route(host, route, denied, chunk * CHUNK)),
-                    None => {
-                        let _ = writeln!(out, "\t\treturn answer(h, {lost});");
-                    }
+                if blocks.routes == CHUNK {
+                    blocks.finish();
+                    blocks.open(index, host);
                 }
+                blocks.body.push_str(&self.route(host, route, denied));
+                blocks.routes += 1;
+                self.written += 1;
             }
-            out.push_str("\t}\n\treturn 0;\n}\n\n");
-            let (first, last) = (items[0].0, items[items.len() - 1].0);
-            let _ = writeln!(
-                calls,
-                "\tif (host >= {first} && host <= {last} && routes_{chunk}(h, host))\n\t\tgoto routed;"
-            );
+            let _ = writeln!(blocks.body, "\t\treturn answer(h, {lost}); /* no route */\n\t}}");
+            blocks.is_open = false;
         }
-        (out, calls)
+        blocks.finish();
+        (blocks.out, blocks.calls)
     }
 
-    fn route(&mut self, host: &VirtualHost, route: &Route, denied: usize, before: usize) -> String {
+    fn has_no_room(&self, route: &Route) -> bool {
+        let targets = if let Action::Forward(forward) = &route.action { forward.targets.len() } else { 1 };
+        // One more for an abort.
+        self.written >= self.routes_max || self.actions_left() < targets + 1
+    }
+
+    /// A route that the program has no room for.
+    fn leave(&mut self, route: &Route) {
+        if route.rule.is_none_or(|rule| self.policy.rule(rule).placement() == Placement::Kernel) {
+            self.give_up(&route.origin, SurplusReason::TooManyRoutes);
+        }
+    }
+
+    fn route(&mut self, host: &VirtualHost, route: &Route, denied: usize) -> String {
         let name = route.rule.map_or("default route", |rule| self.policy.rule(rule).name.as_str()).to_owned();
         let mut out = format!("\t\t/* {} at {} */\n", comment(&name), comment(&route.origin.to_string()));
         let test = self.request(&route.matching);
@@ -71,37 +122,42 @@ impl Maker<'_> {
             return out;
         }
         let of_rule = |target: &Target| matches!(target, Target::Rule(rule) if Some(*rule) == route.rule);
-        let guarded = self.filtered(of_rule) || self.policy.authorization.iter().any(|policy| of_rule(&policy.target));
-        let why = if before >= ROUTES_MAX {
-            Some("there are more routes than fit into one program")
-        } else if guarded {
-            Some("a filter of the route needs Envoy")
+        let code = if self.filtered(of_rule) || self.policy.authorization.iter().any(|policy| of_rule(&policy.target)) {
+            Err(SurplusReason::NotWritten)
         } else if !test.is_known() {
-            Some("the match is too large for the kernel")
+            Err(self.why_unknown(route))
         } else {
-            None
-        };
-        let code = match why {
-            None => self.act(host, route, denied, &name),
-            Some(why) => Err(why),
+            self.act(host, route, denied, &name)
         };
         match code {
             Ok(code) => {
                 let _ = writeln!(out, "\t\tif ({}) {{\n{code}\t\t}}", test.certain);
             }
-            Err(why) => {
-                self.give_up(&route.origin, why);
-                let _ = writeln!(out, "\t\tif ({})\n\t\t\treturn envoy(h); /* {why} */", test.maybe);
+            Err(reason) => {
+                self.give_up(&route.origin, reason);
+                let _ = writeln!(out, "\t\tif ({})\n\t\t\treturn envoy(h); /* {reason} */", test.maybe);
             }
         }
         out
     }
 
-    fn act(&mut self, host: &VirtualHost, route: &Route, denied: usize, name: &str) -> Result<String, &'static str> {
+    /// Why a match that is placed in the kernel cannot be written.
+    fn why_unknown(&mut self, route: &Route) -> SurplusReason {
+        if self.automata.is_full() {
+            return SurplusReason::TooManyExpressions;
+        }
+        let names = route.matching.headers.iter().map(|header| header.name.as_str());
+        if names.clone().any(|name| !name.starts_with(':') && self.names.id(name).is_none()) {
+            return if self.names.is_full() { SurplusReason::TooManyNames } else { SurplusReason::EnvoysHeader };
+        }
+        SurplusReason::UnknownSender
+    }
+
+    fn act(&mut self, host: &VirtualHost, route: &Route, denied: usize, name: &str) -> Result<String, SurplusReason> {
         let mut out = String::new();
         let fault = route.fault.as_ref();
         if fault.is_some_and(|fault| fault.delay.is_some()) || route.cors.is_some() {
-            return Err("a delay or CORS needs Envoy");
+            return Err(SurplusReason::NotWritten);
         }
         let answers = |maker: &mut Self, what: &str| {
             maker.action(format!("{name}: {what}"), route.rule, Some(route.origin.clone()), Vec::new())
@@ -115,7 +171,7 @@ impl Maker<'_> {
         }
         match &route.action {
             Action::Forward(forward) => out.push_str(&self.forward(host, route, forward, denied, name)?),
-            Action::Redirect(redirect) if !is_answerable(redirect) => return Err("the redirect needs Envoy"),
+            Action::Redirect(redirect) if !is_answerable(redirect) => return Err(SurplusReason::NotWritten),
             Action::Redirect(_) => {
                 let index = answers(self, "redirect");
                 let _ = writeln!(out, "\t\t\treturn answer(h, {index});");
@@ -124,7 +180,7 @@ impl Maker<'_> {
                 let index = answers(self, "answer");
                 let _ = writeln!(out, "\t\t\treturn answer(h, {index});");
             }
-            Action::Envoy => return Err("only Envoy can do it"),
+            Action::Envoy => return Err(SurplusReason::NotWritten),
         }
         Ok(out)
     }
@@ -136,20 +192,20 @@ impl Maker<'_> {
         forward: &Forward,
         denied: usize,
         name: &str,
-    ) -> Result<String, &'static str> {
+    ) -> Result<String, SurplusReason> {
         let timed = forward.timeout.is_some_and(|timeout| !timeout.is_zero());
         if timed || forward.retry.is_some() || !forward.mirrors.is_empty() {
-            return Err("a timeout, retries or mirrors need Envoy");
+            return Err(SurplusReason::NotWritten);
         }
         if matches!(forward.authority, Some(AuthorityRewrite::Endpoint | AuthorityRewrite::Header(_)))
             || matches!(forward.path, Some(PathRewrite::Regex { .. }))
         {
-            return Err("the rewrite needs Envoy");
+            return Err(SurplusReason::NotWritten);
         }
         let targets: Vec<_> = forward.targets.iter().filter(|target| target.weight > 0).collect();
         let sum: u64 = targets.iter().map(|target| u64::from(target.weight)).sum();
         if sum == 0 || sum > u64::from(u32::MAX) {
-            return Err("no target has a weight");
+            return Err(SurplusReason::NotWritten);
         }
         let mut out = String::new();
         if targets.len() > 1 {
@@ -176,8 +232,8 @@ impl Maker<'_> {
         target: &WeightedTarget,
         denied: usize,
         name: &str,
-    ) -> Result<String, &'static str> {
-        let cluster = self.cluster(&target.cluster).ok_or("the cluster needs Envoy")?;
+    ) -> Result<String, SurplusReason> {
+        let cluster = self.cluster(&target.cluster)?;
         let of_listener = &self.listener.response_headers;
         let edits = [&target.response_headers, &route.response_headers, &host.response_headers, of_listener];
         let response_edits: Vec<HeaderEdits> = edits.into_iter().filter(|edits| !edits.is_empty()).cloned().collect();
@@ -194,12 +250,12 @@ impl Maker<'_> {
             None => Vec::new(),
         };
         if !policies.is_empty() {
-            let guard = self.guard(&policies, denied);
+            let guard = self.guard(&policies, denied)?;
             if edit.is_some() {
                 // The workload sees the request as edited.
                 self.checks.push((action, guard));
             } else {
-                let _ = writeln!(out, "\t\t\tif (guard_{guard}(h))\n\t\t\t\treturn 1;");
+                let _ = writeln!(out, "\t\t\tif (guard_{}(h, {guard}))\n\t\t\t\treturn 1;", guard / GUARDS);
             }
         }
         let _ =

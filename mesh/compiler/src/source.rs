@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use serde::Serialize;
 use underdeck_mesh_policy::evaluate::Sender;
 use underdeck_mesh_policy::form::{
     Cluster, Discovery, Filter, HeaderEdits, HostPort, Listener, LoadBalancing, Origin, Placement, Policy, Reason,
@@ -12,7 +13,14 @@ use underdeck_mesh_policy::form::{
 use crate::abi;
 use crate::automaton::Automata;
 use crate::names::Names;
+use crate::surplus::{Surplus, SurplusReason};
 use crate::text::comment;
+
+/// No program has more routes.
+pub const ROUTES_MAX: usize = 2048;
+
+/// No program has more domains.
+pub(crate) const DOMAINS_MAX: usize = 16 * 1024;
 
 /// What is known of the node when the program is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +30,7 @@ pub struct Node {
 }
 
 /// What the kernel may do with a request: the meaning of `ud_head.action`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Action {
     /// For people: `VirtualService default/reviews http[0] -> v1`.
     pub name: String,
@@ -34,19 +42,13 @@ pub struct Action {
     pub response_edits: Vec<HeaderEdits>,
 }
 
-/// Something that is placed in the kernel, but that this program leaves to Envoy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Surplus {
-    /// Where it is written.
-    pub origin: Origin,
-    /// Why.
-    pub why: &'static str,
-}
-
 /// A program, and what its numbers mean.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Program {
+    /// The routes that are in it.
+    pub routes: usize,
     /// C.
+    #[serde(skip)]
     pub source: String,
     /// By their numbers.
     pub actions: Vec<Action>,
@@ -58,6 +60,11 @@ pub struct Program {
 
 /// Makes the program of one listener.
 pub fn generate(policy: &Policy, listener: &Listener, node: &Node) -> Program {
+    generate_within(policy, listener, node, ROUTES_MAX)
+}
+
+/// The same with fewer routes than [`ROUTES_MAX`]; the others are left to Envoy.
+pub fn generate_within(policy: &Policy, listener: &Listener, node: &Node, routes_max: usize) -> Program {
     let mut maker = Maker {
         policy,
         listener,
@@ -70,6 +77,8 @@ pub fn generate(policy: &Policy, listener: &Listener, node: &Node) -> Program {
         guards: Vec::new(),
         checks: Vec::new(),
         surplus: Vec::new(),
+        routes_max: routes_max.min(ROUTES_MAX),
+        written: 0,
     };
     let denied = maker.action("authorization: denied".into(), None, None, Vec::new());
     let lost = maker.action("no route".into(), None, None, Vec::new());
@@ -88,17 +97,17 @@ pub fn generate(policy: &Policy, listener: &Listener, node: &Node) -> Program {
         comment(&listener.name)
     );
     source.push_str(&maker.names.source());
-    source.push_str(maker.automata.source());
+    source.push_str(&maker.automata.source());
     let _ = write!(
         source,
-        "{enter}{hosts}{guards}{routes}{edits}static int decide(struct ud_head *h)\n{{\n\tint host;\n\n\tif (enter(h))\n\t\treturn 0;\n\
+        "{enter}{hosts}{guards}{routes}{edits}apart int decide(struct ud_head *h never_null)\n{{\n\tint host;\n\n\tif (enter(h))\n\t\treturn 0;\n\
          \thost = host_of(h);\n\tif (host < 0)\n\t\t{unmatched}\n{calls}\treturn 0;\nrouted:\n\
          \tif (h->verdict != UD_FORWARD)\n\t\treturn 0;\n{edit_calls}{checks}\treturn 0;\n}}\n"
     );
     let mut clusters: Vec<_> = maker.clusters.into_iter().collect();
     clusters.sort_by_key(|(_, index)| *index);
     let clusters = clusters.into_iter().map(|(name, _)| name).collect();
-    Program { source, actions: maker.actions, clusters, surplus: maker.surplus }
+    Program { routes: maker.written, source, actions: maker.actions, clusters, surplus: maker.surplus }
 }
 
 /// What one program is made with.
@@ -117,6 +126,9 @@ pub(crate) struct Maker<'a> {
     /// Guards that see the edited head, by action.
     pub(crate) checks: Vec<(usize, usize)>,
     surplus: Vec<Surplus>,
+    pub(crate) routes_max: usize,
+    /// Routes that are in the program.
+    pub(crate) written: usize,
 }
 
 impl Maker<'_> {
@@ -132,21 +144,25 @@ impl Maker<'_> {
         self.actions.len() - 1
     }
 
-    /// A number for a cluster; None: its requests are Envoy's.
-    pub(crate) fn cluster(&mut self, name: &str) -> Option<usize> {
-        let cluster = self.policy.cluster(name)?;
-        if !self.in_kernel(cluster) {
-            return None;
+    pub(crate) fn actions_left(&self) -> usize {
+        (abi::UD_ACTIONS_MAX as usize).saturating_sub(self.actions.len())
+    }
+
+    /// A number for a cluster.
+    pub(crate) fn cluster(&mut self, name: &str) -> Result<usize, SurplusReason> {
+        let cluster = self.policy.cluster(name).filter(|cluster| self.in_kernel(cluster));
+        if cluster.is_none() {
+            return Err(SurplusReason::Cluster);
         }
         if let Some(index) = self.clusters.get(name) {
-            return Some(*index);
+            return Ok(*index);
         }
         let index = self.clusters.len();
         if index >= abi::UD_CLUSTERS_MAX as usize {
-            return None;
+            return Err(SurplusReason::TooManyClusters);
         }
         self.clusters.insert(name.to_owned(), index);
-        Some(index)
+        Ok(index)
     }
 
     fn in_kernel(&self, cluster: &Cluster) -> bool {
@@ -172,17 +188,23 @@ impl Maker<'_> {
         self.policy.filters.iter().any(|filter| envoys(&filter))
     }
 
-    pub(crate) fn give_up(&mut self, origin: &Origin, why: &'static str) {
-        self.surplus.push(Surplus { origin: origin.clone(), why });
+    pub(crate) fn give_up(&mut self, origin: &Origin, reason: SurplusReason) {
+        self.surplus.push(Surplus { origin: origin.clone(), reason });
     }
 
     /// What holds for all requests of the listener.
     fn enter(&mut self, denied: usize) -> String {
         let mut out = String::from(
             "/* What holds for every request of the listener. 1: decided. */\n\
-             static __attribute__((noinline)) int enter(struct ud_head *h)\n{\n",
+             apart int enter(struct ud_head *h never_null)\n{\n",
         );
         let listener = self.listener;
+        let domains: usize = listener.virtual_hosts.iter().map(|host| host.domains.len()).sum();
+        if domains > DOMAINS_MAX {
+            self.give_up(&listener.origin, SurplusReason::TooManyDomains);
+            let _ = writeln!(out, "\treturn envoy(h); /* {} */\n}}\n", SurplusReason::TooManyDomains);
+            return out;
+        }
         if self.filtered(|target| target.selects_listener(listener)) {
             out.push_str("\treturn envoy(h); /* a filter that needs Envoy */\n}\n\n");
             return out;

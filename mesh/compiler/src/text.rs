@@ -59,6 +59,11 @@ pub(crate) fn equals(at: &str, literal: &str, fold: bool) -> String {
     if parts.is_empty() { "1".into() } else { parts.join(" && ") }
 }
 
+/// Up to eight bytes as the kernel loads them, and the mask of the bytes that count.
+pub(crate) fn word(bytes: &[u8]) -> (u64, u64) {
+    bytes.iter().rev().fold((0, 0), |(value, mask), byte| (value << 8 | u64::from(*byte), mask << 8 | 0xff))
+}
+
 /// A literal of C.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::from("\"");

@@ -13,7 +13,7 @@ const PROGRAM: &str = "ud_try";
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The kernel, or libbpf, does not take it.
-    #[error("the kernel refuses the program: {0}")]
+    #[error("the kernel does not load the program: {0}; libbpf's messages say where")]
     Load(libbpf_rs::Error),
     /// It did not run.
     #[error("BPF_PROG_TEST_RUN: {0}")]
@@ -24,6 +24,13 @@ pub enum TrialError {
     /// More than a head can be.
     #[error("the request is longer than {} bytes", abi::UD_HEAD_MAX)]
     Long,
+}
+
+impl TrialError {
+    /// It is not the program: loading needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    pub fn is_privilege(&self) -> bool {
+        matches!(self, Self::Load(error) if error.kind() == libbpf_rs::ErrorKind::PermissionDenied)
+    }
 }
 
 /// A program that the verifier accepted.
@@ -71,8 +78,8 @@ impl Trial {
     /// If the kernel does not say it.
     pub fn verified_instructions(&self) -> Result<u32, TrialError> {
         use std::os::fd::AsRawFd;
-        let program = self.object.progs().find(|program| program.name() == "ud_policy");
-        let program = program.ok_or(TrialError::Missing("ud_policy"))?;
+        let program = self.object.progs().find(|program| program.name() == PROGRAM);
+        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
         let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
         let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
         let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
@@ -104,8 +111,8 @@ impl Trial {
         trial.text[..head.len()].copy_from_slice(head);
         // SAFETY: the structure has no padding between its fields and any bytes make one.
         let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut trial).cast::<u8>(), size_of::<ud_trial>()) };
-        let program = self.object.progs_mut().find(|program| program.name() == "ud_try");
-        let program = program.ok_or(TrialError::Missing("ud_try"))?;
+        let program = self.object.progs_mut().find(|program| program.name() == PROGRAM);
+        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
         let input = ProgramInput { context_in: Some(bytes), ..ProgramInput::default() };
         let done = program.test_run(input).map_err(TrialError::Run)?;
         if done.return_value != 0 {
