@@ -139,6 +139,22 @@ impl Agent {
         found.unwrap_or_else(|error| panic!("{error}: {:#?}", self.status()))
     }
 
+    /// Programs, maps and links that it holds.
+    pub fn objects(&self) -> Vec<(&'static str, u32)> {
+        let mut out = Vec::new();
+        let folder = format!("/proc/{}/fdinfo", self.child.id());
+        for file in std::fs::read_dir(folder).expect("a process").flatten() {
+            let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+            let kinds = [("link_id:", "link"), ("map_id:", "map"), ("prog_id:", "prog")];
+            for line in text.lines() {
+                let id =
+                    |(key, kind): &(&str, &'static str)| Some((*kind, line.strip_prefix(key)?.trim().parse().ok()?));
+                out.extend(kinds.iter().find_map(id));
+            }
+        }
+        out
+    }
+
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         // SAFETY: a child that was not waited for.
