@@ -1,18 +1,21 @@
 //! `underdeck mesh`: policies for Layer 7, in the kernel where they can be. One file per subcommand.
 
 mod check;
+mod compile;
 mod explain;
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use underdeck_mesh_compiler::{BuildError, TrialError};
 use underdeck_mesh_policy::evaluate::ParseError;
+use underdeck_mesh_policy::form::{Listener, Policy};
 use underdeck_mesh_policy::read::LoadError;
 
 use crate::env::Env;
 use crate::exit::{Exit, Failure};
 
-/// Say which policies the kernel enforces, and what they do to a request
+/// Say which policies the kernel enforces, what they do to a request, and make programs of them
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,6 +25,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Check(check::Args),
+    Compile(compile::Args),
     Explain(explain::Args),
 }
 
@@ -45,6 +49,30 @@ pub enum MeshError {
         /// Those that there are.
         known: Vec<String>,
     },
+    /// A file cannot be written.
+    #[error("{path}: {source}", path = .path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There is no object.
+    #[error("{listener}: {source}")]
+    Build {
+        /// Of which listener.
+        listener: String,
+        /// Why.
+        source: BuildError,
+    },
+    /// The kernel has nothing to measure.
+    #[error("{listener}: {source}{}", if .source.is_privilege() { "; --stats loads the program: run it as root" } else { "" })]
+    Trial {
+        /// Of which listener.
+        listener: String,
+        /// Why.
+        source: TrialError,
+    },
     /// No such reason.
     #[error("there is no reason {0}; `underdeck mesh check --explain list` lists them")]
     NoReason(String),
@@ -61,6 +89,11 @@ impl MeshError {
                 _ => Exit::Bad,
             },
             Self::Request(_) => Exit::Usage,
+            Self::Write { .. } => Exit::Bad,
+            Self::Build { source: BuildError::Clang { .. }, .. } => Exit::Missing,
+            Self::Build { .. } => Exit::Internal,
+            Self::Trial { source, .. } if source.is_privilege() => Exit::Missing,
+            Self::Trial { .. } => Exit::Internal,
             Self::Load(LoadError::Empty(_)) | Self::NoRoutes(_) | Self::NoListener { .. } | Self::NoReason(_) => {
                 Exit::Nothing
             }
@@ -68,10 +101,25 @@ impl MeshError {
     }
 }
 
+/// The listener with this name, or all of them.
+fn listeners<'a>(policy: &'a Policy, name: Option<&str>, paths: &[PathBuf]) -> Result<Vec<&'a Listener>, MeshError> {
+    let is_meant = |listener: &&Listener| name.is_none_or(|name| *name == listener.name);
+    let listeners: Vec<_> = policy.listeners.iter().filter(is_meant).collect();
+    if !listeners.is_empty() {
+        return Ok(listeners);
+    }
+    let known: Vec<_> = policy.listeners.iter().map(|listener| listener.name.clone()).collect();
+    Err(match name {
+        Some(name) if !known.is_empty() => MeshError::NoListener { name: name.to_owned(), known },
+        _ => MeshError::NoRoutes(paths.to_owned()),
+    })
+}
+
 /// Does what the subcommand says.
 pub fn mesh(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
     match &args.verb {
         Verb::Check(args) => check::check(args, env),
+        Verb::Compile(args) => compile::compile(args, env),
         Verb::Explain(args) => explain::explain(args, env),
     }
 }

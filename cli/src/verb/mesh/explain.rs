@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use underdeck_mesh_policy::evaluate::{Decision, Outcome, Request, Step, evaluate, parse};
-use underdeck_mesh_policy::form::{HeaderEdits, Listener, Placement, Policy};
+use underdeck_mesh_policy::form::{HeaderEdits, Placement, Policy};
 use underdeck_mesh_policy::read::{load, read};
 
 use super::MeshError;
@@ -36,15 +36,7 @@ pub(super) fn explain(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
         env.say(&error.to_string());
     }
     let policy = &reading.policy;
-    let is_meant = |listener: &&Listener| args.listener.as_ref().is_none_or(|name| *name == listener.name);
-    let listeners: Vec<_> = policy.listeners.iter().filter(is_meant).collect();
-    if listeners.is_empty() {
-        let known: Vec<_> = policy.listeners.iter().map(|listener| listener.name.clone()).collect();
-        return Err(match &args.listener {
-            Some(name) if !known.is_empty() => MeshError::NoListener { name: name.clone(), known }.into(),
-            _ => MeshError::NoRoutes(args.paths.clone()).into(),
-        });
-    }
+    let listeners = super::listeners(policy, args.listener.as_deref(), &args.paths)?;
     for listener in listeners {
         writeln!(env.out, "{}: listener {}", listener.origin, listener.name)?;
         let decision = evaluate(policy, listener, &request);

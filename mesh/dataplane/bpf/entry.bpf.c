@@ -1,0 +1,293 @@
+/* The fixed programs, in the order of the path of the data: connect, request, response. */
+#include "maps.bpf.h"
+
+#define ONES 0x0101010101010101ULL
+#define HIGHS 0x8080808080808080ULL
+
+struct address {
+	ud_u32 ip, port;
+};
+
+/* Where processes connect to that is to be taken over. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct address);
+	__type(value, struct address); /* Where the agent listens for it. */
+} ud_services SEC(".maps");
+
+/* Connections that were taken over and are not established yet: where they were meant to go. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, ud_u64);
+	__type(value, struct address);
+} ud_connecting SEC(".maps");
+
+/* By the address and port of the application's side, which is all that the agent sees. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct address);
+	__type(value, ud_u64);
+} ud_by_peer SEC(".maps");
+
+/* Heads of responses. sk_skb programs run in softirq, so they have a buffer of their own. */
+struct response {
+	ud_u8 text[1024 + UD_SLACK];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, ud_u32);
+	__type(value, struct response);
+} ud_responses SEC(".maps");
+
+SEC("cgroup/connect4")
+int ud_connect4(struct bpf_sock_addr *call)
+{
+	struct address meant = {call->user_ip4, __builtin_bswap16(call->user_port)}, *agent;
+	ud_u64 cookie;
+
+	if (call->type != 1 /* SOCK_STREAM */)
+		return 1;
+	agent = bpf_map_lookup_elem(&ud_services, &meant);
+	if (!agent)
+		return 1;
+	cookie = bpf_get_socket_cookie(call);
+	bpf_map_update_elem(&ud_connecting, &cookie, &meant, BPF_ANY);
+	call->user_ip4 = agent->ip;
+	call->user_port = __builtin_bswap16(agent->port);
+	return 1;
+}
+
+SEC("sockops")
+int ud_established(struct bpf_sock_ops *ops)
+{
+	struct ud_conn conn = {};
+	struct address *meant, peer;
+	struct bpf_sock *sk = ops->sk;
+	ud_u64 cookie, *stored;
+
+	if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB || !sk)
+		return 1;
+	cookie = bpf_get_socket_cookie(ops);
+	meant = bpf_map_lookup_elem(&ud_connecting, &cookie);
+	if (!meant)
+		return 1;
+	conn.destination_ip = meant->ip;
+	conn.destination_port = meant->port;
+	bpf_map_delete_elem(&ud_connecting, &cookie);
+	stored = bpf_sk_storage_get(&ud_cookies, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!stored || bpf_map_update_elem(&ud_conns, &cookie, &conn, BPF_ANY))
+		return 1;
+	peer.ip = ops->local_ip4;
+	peer.port = ops->local_port;
+	bpf_map_update_elem(&ud_by_peer, &peer, &cookie, BPF_ANY);
+	/* If this fails, all of it goes to the agent, and on to Envoy. */
+	bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY);
+	return 1;
+}
+
+/* Whether something of an earlier request is still under way. */
+inline_always int is_busy(struct ud_conn *conn, ud_u64 client)
+{
+	struct ud_upstream *upstream;
+	struct ud_progress *done;
+
+	if (conn->upstream) {
+		upstream = bpf_map_lookup_elem(&ud_upstreams, &conn->upstream);
+		if (upstream && upstream->client == client)
+			return 1;
+	}
+	done = bpf_map_lookup_elem(&ud_progresses, &client);
+	if (!done)
+		return conn->in || conn->out;
+	return done->in != conn->in || done->out != conn->out;
+}
+
+SEC("sk_msg")
+int ud_request(struct sk_msg_md *msg)
+{
+	struct ud_conn *conn;
+	ud_u64 client = 0;
+	ud_u32 size = msg->size;
+
+	/* What an earlier run asked for holds for this one otherwise. */
+	bpf_msg_apply_bytes(msg, 0);
+	bpf_msg_cork_bytes(msg, 0);
+	conn = conn_of(msg, &client);
+	if (!conn)
+		return SK_PASS;
+	if (!is_busy(conn, client))
+		bpf_tail_call(msg, &ud_programs, 0);
+	conn->in += size;
+	return SK_PASS;
+}
+
+/* What the agent sends to an application: counted, and let through. */
+SEC("sk_skb/stream_verdict")
+int ud_from_agent(struct __sk_buff *skb)
+{
+	ud_u64 client = bpf_get_socket_cookie(skb);
+	struct ud_conn *conn = bpf_map_lookup_elem(&ud_conns, &client);
+
+	if (conn)
+		conn->out += skb->len;
+	return SK_PASS;
+}
+
+inline_always ud_u64 word_of(struct response *r, ud_u32 at)
+{
+	return load_word(&r->text[at & 1023]);
+}
+
+inline_always ud_u64 lower(ud_u64 w)
+{
+	return w | (0x20 * ONES);
+}
+
+/* "connection: keep-alive" and the end of the line. */
+inline_always int is_keep_alive(struct response *r, ud_u32 at)
+{
+	return lower(word_of(r, at + 8)) == 0x7065656b203a6e6fULL /* on: keep */ &&
+	       lower(word_of(r, at + 16)) == 0x2a2d6576696c612dULL /* -alive and its end */;
+}
+
+/* A response with a length, all of whose head is in the first segment. `length`: of all of it. 0: yes. */
+static __attribute__((noinline)) int read_response(struct response *r, ud_u32 size, ud_u32 no_body, ud_u64 *length)
+{
+	ud_u32 i = zero(), status, has_length = 0;
+	ud_u64 body = 0;
+
+	if (size < 16 || word_of(r, 0) != 0x312e312f50545448ULL)
+		return -1;
+	status = (r->text[9] - '0') * 100 + (r->text[10] - '0') * 10 + (r->text[11] - '0');
+	if (status < 200 || status > 599)
+		return -1;
+	i += 12;
+	while (i < size && can_loop) {
+		ud_u64 w = word_of(r, i), x = w ^ ('\n' * ONES);
+		ud_u64 marks = (x - ONES) & ~x & HIGHS;
+
+		if (!marks) {
+			step(i, 8);
+			continue;
+		}
+		i += (ud_u32)(((((marks & -marks) - 1) & ONES) * ONES) >> 56) - 1;
+		/* A line that ends in a line feed alone. */
+		if (r->text[(i - 1) & 1023] != '\r')
+			return -1;
+		step(i, 1);
+		if (i >= size)
+			return -1;
+		w = lower(word_of(r, i));
+		if ((word_of(r, i) & 0xffff) == 0x0a0d) {
+			*length = i + 2 + (no_body || status == 204 || status == 304 ? 0 : body);
+			if (i + 2 > size)
+				return -1;
+			return has_length || no_body || status == 204 || status == 304 ? 0 : -1;
+		}
+		if (w == 0x2d746e65746e6f63ULL /* content- */ &&
+		    (lower(word_of(r, i + 8)) & 0xffffffffffffULL) == 0x6874676e656cULL /* length */) {
+			ud_u32 at = i + 16, digits = 0;
+
+			if (has_length || (word_of(r, i + 8) >> 48) != 0x203a /* :_ */)
+				return -1;
+			while (at < size && digits < 10 && r->text[at & 1023] >= '0' && r->text[at & 1023] <= '9' && can_loop) {
+				body = body * 10 + (r->text[at & 1023] - '0');
+				step(at, 1);
+				step(digits, 1);
+			}
+			if (!digits || r->text[at & 1023] != '\r')
+				return -1;
+			has_length = 1;
+		}
+		/* transfer-encoding, connection, trailer, upgrade: the agent knows what to do. */
+		if (w == 0x726566736e617274ULL || w == 0x3a72656c69617274ULL || w == 0x3a65646172677075ULL)
+			return -1;
+		/* "connection: keep-alive" only says what is so anyway. */
+		if (w == 0x697463656e6e6f63ULL && !is_keep_alive(r, i))
+			return -1;
+	}
+	return -1;
+}
+
+/* The first segment of a response. 0: the kernel moves it. */
+inline_always int begin_response(struct __sk_buff *skb, struct ud_upstream *upstream)
+{
+	ud_u32 key = 0, size = skb->len > 1024 ? 1024 : skb->len;
+	struct response *r = bpf_map_lookup_elem(&ud_responses, &key);
+	ud_u64 length = 0;
+
+	hide(size);
+	if (!r || size < 1 || size > 1024 || bpf_skb_load_bytes(skb, 0, r->text, size))
+		return -1;
+	if (read_response(r, size, upstream->no_body, &length) || length > UD_BODY_MAX)
+		return -1;
+	upstream->left = length;
+	upstream->in_body = 1;
+	return 0;
+}
+
+/* A response is complete: others may take the connection. */
+inline_always void end_response(struct ud_upstream *upstream, ud_u64 cookie, ud_u32 keep)
+{
+	ud_u32 endpoint = upstream->endpoint;
+	ud_u64 *active = bpf_map_lookup_elem(&ud_active, &endpoint);
+	void *pool = bpf_map_lookup_elem(&ud_pools, &endpoint);
+
+	if (active)
+		__sync_fetch_and_sub(active, 1);
+	upstream->in_body = upstream->relay = 0;
+	__sync_lock_test_and_set(&upstream->client, keep ? 0 : UD_RETIRED);
+	if (pool && keep)
+		bpf_map_push_elem(pool, &cookie, BPF_ANY);
+}
+
+/* What an endpoint sends: to the application that asked, if the kernel can move all of it. */
+SEC("sk_skb/stream_verdict")
+int ud_response(struct __sk_buff *skb)
+{
+	ud_u64 cookie = bpf_get_socket_cookie(skb), client;
+	struct ud_upstream *upstream = bpf_map_lookup_elem(&ud_upstreams, &cookie);
+	struct ud_counters *all;
+	struct ud_conn *conn;
+
+	/* A segment that is only FIN is for the agent. */
+	if (!skb->len || !upstream || !upstream->client || upstream->client == UD_RETIRED || upstream->relay)
+		return SK_PASS;
+	client = upstream->client;
+	conn = bpf_map_lookup_elem(&ud_conns, &client);
+	/* If the client is gone, the agent knows what to do. */
+	if (!conn || (!upstream->in_body && begin_response(skb, upstream)) || skb->len > upstream->left) {
+		upstream->relay = 1;
+		return SK_PASS;
+	}
+	upstream->left -= skb->len;
+	if (!upstream->left) {
+		all = counters();
+		if (all)
+			all->responses_kernel++;
+		end_response(upstream, cookie, 1);
+	}
+	return bpf_sk_redirect_hash(skb, &ud_clients, &client, BPF_F_INGRESS);
+}
+
+/* What the agent does to the pools. */
+SEC("syscall")
+int ud_pool(struct ud_pool_call *call)
+{
+	ud_u64 cookie = call->cookie;
+	struct ud_upstream *upstream = bpf_map_lookup_elem(&ud_upstreams, &cookie);
+
+	if (!upstream)
+		return 0;
+	if (call->what == UD_POOL_RETIRE)
+		return __sync_val_compare_and_swap(&upstream->client, 0, UD_RETIRED) == 0;
+	end_response(upstream, cookie, call->keep);
+	return 1;
+}
+
+char _license[] SEC("license") = "GPL";

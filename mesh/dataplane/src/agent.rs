@@ -1,0 +1,290 @@
+//! The agent: takes connections over, keeps the policies in force, ends.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+use underdeck_mesh_policy::form::HeaderEdits;
+
+use crate::client::{self, Client};
+use crate::config::{Config, ConfigError};
+use crate::envoy::{Envoy, EnvoyError};
+use crate::kernel::{Kernel, KernelError, Program};
+use crate::policies::{Policies, PolicyError};
+use crate::status;
+use crate::upstream::Upstreams;
+
+/// Between looks at the files of the policies, and at Envoy.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Requests and responses of programs that are not in force any more find their meaning for so many reloads.
+const GENERATIONS: usize = 8;
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The policies.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The kernel.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The slow path.
+    #[error(transparent)]
+    Envoy(#[from] EnvoyError),
+    /// A socket.
+    #[error("{what}: {source}")]
+    Socket {
+        /// Which one.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The runtime or a signal.
+    #[error("the runtime: {0}")]
+    Runtime(io::Error),
+    /// More endpoints than the kernel's tables hold.
+    #[error("there are more than {} endpoints", underdeck_mesh_compiler::abi::UD_ENDPOINTS_MAX)]
+    Endpoints,
+}
+
+/// Policies in force, or that were: with their program in the kernel and their Envoy.
+pub(crate) struct Generation {
+    pub(crate) number: u32,
+    pub(crate) policies: Policies,
+    pub(crate) program: Program,
+    pub(crate) envoy: Rc<Envoy>,
+}
+
+impl Generation {
+    /// What is done to the responses of an action.
+    pub(crate) fn edits(&self, action: u32) -> &[HeaderEdits] {
+        self.policies.program.actions.get(action as usize).map_or(&[], |action| &action.response_edits)
+    }
+}
+
+/// What all tasks share.
+pub(crate) struct Agent {
+    pub(crate) config: Config,
+    pub(crate) kernel: Kernel,
+    pub(crate) upstreams: Upstreams,
+    pub(crate) clients: RefCell<HashMap<u64, Rc<Client>>>,
+    generations: RefCell<BTreeMap<u32, Rc<Generation>>>,
+    reloading: tokio::sync::Mutex<()>,
+    /// Requests that went to Envoy.
+    pub(crate) raw: Cell<u64>,
+    /// Responses that the kernel left to the agent.
+    pub(crate) relayed: Cell<u64>,
+    /// The last error, for `mesh status`.
+    pub(crate) trouble: RefCell<Option<String>>,
+}
+
+impl Agent {
+    /// The policies of a program, by its number.
+    pub(crate) fn generation(&self, number: u32) -> Option<Rc<Generation>> {
+        self.generations.borrow().get(&number).cloned()
+    }
+
+    /// The policies in force.
+    pub(crate) fn current(&self) -> Rc<Generation> {
+        let generations = self.generations.borrow();
+        generations.last_key_value().map(|(_, of)| of.clone()).expect("there is one before anything is taken over")
+    }
+
+    /// Says what went wrong, and goes on.
+    pub(crate) fn complain(&self, what: &str) {
+        eprintln!("underdeck mesh: {what}");
+        *self.trouble.borrow_mut() = Some(what.to_owned());
+    }
+
+    /// Puts policies into force: Envoy first, then the program beside the old one, then the switch.
+    async fn enforce(self: &Rc<Self>, policies: Policies) -> Result<(), AgentError> {
+        let envoy = Rc::new(Envoy::start(&self.config, &policies).await?);
+        let number = self.generations.borrow().last_key_value().map_or(1, |(number, _)| number + 1);
+        let program = self.kernel.load_program(&policies.object.bytes, number)?;
+        for (index, name) in (0..).zip(&policies.program.clusters) {
+            let mut numbers = Vec::new();
+            for address in policies.endpoints(name, &self.config.endpoints) {
+                let mut refused = None;
+                let make = || self.kernel.add_endpoint().map_err(|error| refused = Some(error)).ok();
+                let number = self.upstreams.number(address, make);
+                if let Some(error) = refused {
+                    return Err(error.into());
+                }
+                numbers.push(number.ok_or(AgentError::Endpoints)?);
+            }
+            program.set_cluster(index, policies.cluster(name, &numbers))?;
+            for number in numbers {
+                self.upstreams.fill(self, number).await;
+            }
+        }
+        let generation = Rc::new(Generation { number, policies, program, envoy });
+        self.generations.borrow_mut().insert(number, generation.clone());
+        self.kernel.switch(&generation.program)?;
+        let mut generations = self.generations.borrow_mut();
+        while generations.len() > GENERATIONS {
+            generations.pop_first();
+        }
+        Ok(())
+    }
+
+    /// Reads the policies again, while requests go on; one at a time.
+    fn reload_beside(self: &Rc<Self>) {
+        let agent = self.clone();
+        tokio::task::spawn_local(async move {
+            let _one = agent.reloading.lock().await;
+            agent.reload().await;
+        });
+    }
+
+    /// Reads the policies again. What is in force stays if that fails.
+    async fn reload(self: &Rc<Self>) {
+        let config = self.config.clone();
+        let made = tokio::task::spawn_blocking(move || Policies::make(&config)).await;
+        let result = match made {
+            Ok(Ok(policies)) => self.enforce(policies).await,
+            Ok(Err(error)) => Err(error.into()),
+            Err(error) => Err(AgentError::Runtime(io::Error::other(error))),
+        };
+        match result {
+            Ok(()) => {
+                *self.trouble.borrow_mut() = None;
+                eprintln!("underdeck mesh: policies {} are in force", self.current().number);
+            }
+            Err(error) => self.complain(&format!("the policies before stay in force: {error}")),
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT. `ready` is called once connections are taken over.
+///
+/// # Errors
+///
+/// See [`AgentError`]; nothing is taken over then.
+pub fn run(path: &Path, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+    let config = Config::read(path)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
+    LocalSet::new().block_on(&runtime, start(config, ready))
+}
+
+async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+    let policies = Policies::make(&config)?;
+    let socket = |what: String| move |source| AgentError::Socket { what, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(socket(config.listen.to_string()))?;
+    let SocketAddr::V4(address) = listener.local_addr().map_err(AgentError::Runtime)? else {
+        return Err(AgentError::Runtime(io::ErrorKind::Unsupported.into()));
+    };
+    let asked = config.socket.clone().map(|path| Asked::bind(&path)).transpose()?;
+    let agent = Rc::new(Agent {
+        kernel: Kernel::load(&config.cgroup)?,
+        config,
+        upstreams: Upstreams::default(),
+        clients: RefCell::default(),
+        generations: RefCell::default(),
+        reloading: tokio::sync::Mutex::default(),
+        raw: Cell::new(0),
+        relayed: Cell::new(0),
+        trouble: RefCell::default(),
+    });
+    agent.enforce(policies).await?;
+    for service in &agent.config.services {
+        agent.kernel.take_over(*service, address)?;
+    }
+    ready(address);
+    let ended = serve(&agent, &listener, asked.as_ref()).await;
+    // Nothing of the kernel may stay: tasks hold the agent.
+    drop(asked);
+    ended
+}
+
+/// The socket of `mesh status`; its file goes with it.
+struct Asked {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Asked {
+    fn bind(path: &Path) -> Result<Self, AgentError> {
+        let socket = |source| AgentError::Socket { what: path.display().to_string(), source };
+        // One that was killed leaves its file.
+        if std::os::unix::net::UnixStream::connect(path).is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(Self { listener: UnixListener::bind(path).map_err(socket)?, path: path.to_owned() })
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: Option<&Asked>) -> Result<(), AgentError> {
+    let on = |kind| signal(kind).map_err(AgentError::Runtime);
+    let (mut term, mut int, mut hup) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
+    let mut watch = tokio::time::interval(WATCH);
+    let mut seen = changed(&agent.config);
+    loop {
+        tokio::select! {
+            _ = term.recv() => return Ok(()),
+            _ = int.recv() => return Ok(()),
+            _ = hup.recv() => agent.reload_beside(),
+            _ = watch.tick() => {
+                let now = changed(&agent.config);
+                if now != seen || agent.current().envoy.has_ended() {
+                    seen = now;
+                    agent.reload_beside();
+                }
+            }
+            accepted = listener.accept() => match accepted {
+                Ok((stream, SocketAddr::V4(peer))) => {
+                    tokio::task::spawn_local(client::serve(agent.clone(), stream, peer));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    agent.complain(&format!("accept: {error}"));
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            },
+            asker = next(asked) => {
+                if let Some(stream) = asker {
+                    tokio::task::spawn_local(status::answer(agent.clone(), stream));
+                }
+            }
+        }
+    }
+}
+
+async fn next(asked: Option<&Asked>) -> Option<tokio::net::UnixStream> {
+    match asked {
+        Some(asked) => asked.listener.accept().await.ok().map(|(stream, _)| stream),
+        None => std::future::pending().await,
+    }
+}
+
+/// When files of the policies were last written.
+fn changed(config: &Config) -> Vec<(PathBuf, SystemTime)> {
+    let mut out = Vec::new();
+    for path in &config.policies {
+        let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in inside.chain([path.clone()]) {
+            if let Ok(time) = path.metadata().and_then(|metadata| metadata.modified()) {
+                out.push((path, time));
+            }
+        }
+    }
+    out.sort();
+    out
+}

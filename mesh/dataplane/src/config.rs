@@ -1,0 +1,169 @@
+//! The file that `underdeck mesh run --config` reads.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use underdeck_mesh_policy::evaluate::{Identity, Sender};
+
+/// What the agent is to do. Paths are relative to the folder of the file.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The control group (version 2) whose connections are taken over. The agent and Envoy must not be in it.
+    pub cgroup: PathBuf,
+    /// Files and folders of policies.
+    pub policies: Vec<PathBuf>,
+    /// The listener whose routes hold: `mesh`, `gateway NAMESPACE/NAME`, or the name of a listener of Envoy.
+    #[serde(default = "mesh")]
+    pub listener: String,
+    /// Who the processes of the control group are, for authorization.
+    #[serde(default)]
+    pub sender: From,
+    /// What they connect to and shall not reach directly.
+    pub services: Vec<SocketAddrV4>,
+    /// Endpoints of clusters that the policies do not name themselves.
+    #[serde(default)]
+    pub endpoints: BTreeMap<String, Vec<SocketAddr>>,
+    /// Envoy's program.
+    #[serde(default = "envoy")]
+    pub envoy: PathBuf,
+    /// Where the agent listens for connections that were taken over; port 0: a free one.
+    #[serde(default = "listen")]
+    pub listen: SocketAddrV4,
+    /// Where `mesh status` asks. None: nowhere.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
+    /// Idle connections that each endpoint has at least, and at most.
+    #[serde(default)]
+    pub pool: Pool,
+    /// Objects are kept here. None: nowhere.
+    #[serde(default)]
+    pub cache: Option<PathBuf>,
+}
+
+/// Who sends.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct From {
+    /// `cluster.local/ns/NAMESPACE/sa/NAME`.
+    pub identity: Option<String>,
+    /// Labels of the workload. None: they are not known.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+impl Default for From {
+    fn default() -> Self {
+        Self { identity: None, labels: None, address: Ipv4Addr::LOCALHOST.into() }
+    }
+}
+
+/// Connections to each endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pool {
+    /// Made before they are needed.
+    pub min: usize,
+    /// Kept at most.
+    pub max: usize,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { min: 8, max: 1024 }
+    }
+}
+
+fn mesh() -> String {
+    "mesh".into()
+}
+
+fn envoy() -> PathBuf {
+    "envoy".into()
+}
+
+fn listen() -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It does not say what it should.
+    #[error("{path}: {why}", path = .path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why, with line and column.
+        why: String,
+    },
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let parsed: Result<Self, _> = serde_saphyr::from_str(&text);
+        let mut config =
+            parsed.map_err(|error| ConfigError::Parse { path: path.to_owned(), why: error.to_string() })?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        for path in &mut config.policies {
+            *path = folder.join(&*path);
+        }
+        for path in [&mut config.socket, &mut config.cache].into_iter().flatten() {
+            *path = folder.join(&*path);
+        }
+        // A name without a slash is looked for in PATH.
+        if config.envoy.components().count() > 1 {
+            config.envoy = folder.join(&config.envoy);
+        }
+        Ok(config)
+    }
+
+    /// Who sends, as policies know it.
+    pub(crate) fn sender(&self) -> Sender {
+        Sender {
+            identity: self.sender.identity.clone().map(Identity),
+            labels: self.sender.labels.clone(),
+            address: self.sender.address,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_relative_to_the_file_and_unknown_fields_are_errors() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("mesh.yaml");
+        std::fs::write(
+            &path,
+            "cgroup: /c\npolicies: [p]\nservices: ['10.0.0.1:80']\nendpoints: {'a|80|': ['127.0.0.1:1']}\n",
+        )
+        .expect("ours");
+        let config = Config::read(&path).expect("valid");
+        assert_eq!(config.policies, [place.path().join("p")]);
+        assert_eq!((config.listener.as_str(), config.pool), ("mesh", Pool { min: 8, max: 1024 }));
+        std::fs::write(&path, "cgroup: /c\npolicies: [p]\nservices: []\nservice: 1\n").expect("ours");
+        let error = Config::read(&path).expect_err("an unknown field").to_string();
+        assert!(error.contains("service") && error.contains("mesh.yaml"), "{error}");
+    }
+}

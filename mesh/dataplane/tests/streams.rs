@@ -1,0 +1,275 @@
+//! Streams of bytes as real clients and servers cut and end them, and what the kernel is known to do with them.
+//! Needs root and Envoy.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::Duration;
+
+use support::backend::{Backend, pattern};
+use support::client::Client;
+use support::{Agent, Setup, inside};
+use underdeck_lab::wait;
+
+const POLICIES: &str = include_str!("policies/shop.yaml");
+
+fn start(name: &str, group: &Path, service: &str) -> (Backend, Agent, SocketAddrV4) {
+    let backend = Backend::start();
+    let service: SocketAddrV4 = service.parse().expect("an address");
+    let agent = Agent::start(&Setup {
+        name,
+        group,
+        policies: POLICIES,
+        services: &[service],
+        endpoints: &[("shop.test||", backend.address)],
+        more: "",
+    });
+    (backend, agent, service)
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: shop.test\r\n\r\n")
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_their_order() {
+    inside("pipelined_requests_are_answered_in_their_order", |group| {
+        let (_backend, agent, service) =
+            start("pipelined_requests_are_answered_in_their_order", group, "127.82.0.1:80");
+        let paths = ["/a", "/size/50000", "/forbidden", "/envoy", "/chunked/9000", "/size/300000", "/response/b", "/c"];
+        for together in [true, false] {
+            let mut client = Client::connect(service);
+            for turn in 0..10 {
+                let requests: Vec<_> =
+                    (0..paths.len()).map(|at| get(&format!("{}?{turn}", paths[(at + turn) % paths.len()]))).collect();
+                if together {
+                    client.send(requests.concat().as_bytes());
+                } else {
+                    requests.iter().for_each(|request| client.send(request.as_bytes()));
+                }
+                for at in 0..paths.len() {
+                    let path = paths[(at + turn) % paths.len()];
+                    let response = client.receive(false).unwrap_or_else(|| panic!("no answer to {path}"));
+                    match path {
+                        "/forbidden" => assert_eq!(response.status, 403, "{path}"),
+                        path if path.matches('/').count() == 2 && path != "/response/b" => {
+                            // The backend reads no number out of `50000?0`.
+                            assert!(response.text().contains(&format!("GET {path}?{turn} ")), "{path}: {response:?}");
+                        }
+                        path => {
+                            assert!(response.text().contains(&format!("GET {path}?{turn} ")), "{path}: {response:?}")
+                        }
+                    }
+                }
+            }
+        }
+        assert!(agent.status().requests.kernel > 0);
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_request_may_come_in_single_bytes() {
+    inside("a_request_may_come_in_single_bytes", |group| {
+        let (_backend, agent, service) = start("a_request_may_come_in_single_bytes", group, "127.82.0.2:80");
+        let mut client = Client::connect(service);
+        for path in ["/hello", "/old", "/envoy", "/size/20000"] {
+            for byte in get(path).as_bytes() {
+                client.send(&[*byte]);
+            }
+            let response = client.receive(false).expect("an answer");
+            assert_eq!(response.status, if path == "/old" { 301 } else { 200 }, "{path}");
+        }
+        let body = pattern(300);
+        let head = "POST /up HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 300\r\n\r\n";
+        for byte in head.bytes().chain(body) {
+            client.send(&[byte]);
+        }
+        assert!(client.receive(false).expect("an answer").text().ends_with("body 300 1"));
+        assert_eq!(client.get("/after").status, 200);
+        let status = agent.status();
+        assert_eq!((status.requests.kernel, status.requests.envoy), (1, 5), "{status:#?}");
+        agent.stop();
+    });
+}
+
+#[test]
+fn responses_without_a_body_and_until_the_end_of_the_connection() {
+    inside("responses_without_a_body_and_until_the_end_of_the_connection", |group| {
+        let name = "responses_without_a_body_and_until_the_end_of_the_connection";
+        let (_backend, agent, service) = start(name, group, "127.82.0.3:80");
+        let mut client = Client::connect(service);
+        client.send(b"HEAD /size/5000 HTTP/1.1\r\nHost: shop.test\r\n\r\n");
+        let response = client.receive(true).expect("an answer");
+        assert_eq!(response.header("content-length"), Some("5000"));
+        assert_eq!(client.get("/size/10").matches(10), Ok(()), "the HEAD had no body");
+        // The endpoint closes its connection; that of the client stays.
+        assert_eq!(client.get("/bye/3000").matches(3000), Ok(()));
+        assert_eq!(client.get("/size/11").matches(11), Ok(()));
+        // Only the end says that this is all.
+        assert_eq!(client.get("/close/200000").matches(200_000), Ok(()));
+        assert!(client.has_ended());
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_half_closed_connection_gets_its_answer() {
+    inside("a_half_closed_connection_gets_its_answer", |group| {
+        let (backend, agent, service) = start("a_half_closed_connection_gets_its_answer", group, "127.82.0.4:80");
+        for turn in 0..15 {
+            let path = ["/size/60000", "/envoy", "/forbidden", "/size/900000", "/a"][turn % 5];
+            let mut client = Client::connect(service);
+            client.send(get(path).as_bytes());
+            client.stream.get_ref().0.shutdown(Shutdown::Write).expect("open");
+            let response = client.receive(false).unwrap_or_else(|| panic!("no answer to {path}"));
+            if let Some(size) = path.strip_prefix("/size/") {
+                assert_eq!(response.matches(size.parse().expect("a number")), Ok(()), "{path}");
+            }
+            assert!(client.has_ended(), "{path}");
+        }
+        let mut client = Client::connect(service);
+        client.send(get("/wait/500").as_bytes());
+        client.stream.get_ref().0.shutdown(Shutdown::Write).expect("open");
+        agent.until("the request is on its way", |status| status.requests.kernel == 10);
+        backend.let_go();
+        assert_eq!(client.receive(false).expect("an answer").matches(500), Ok(()));
+        agent.until("no connection is left", |status| status.connections == 0);
+        agent.stop();
+    });
+}
+
+#[test]
+fn an_endpoint_that_goes_away_is_a_503_or_the_end() {
+    inside("an_endpoint_that_goes_away_is_a_503_or_the_end", |group| {
+        let (_backend, agent, service) =
+            start("an_endpoint_that_goes_away_is_a_503_or_the_end", group, "127.82.0.5:80");
+        let mut client = Client::connect(service);
+        for _ in 0..30 {
+            let response = client.get("/gone");
+            assert_eq!(response.status, 503, "{}", response.text());
+            assert_eq!(client.get("/size/100").matches(100), Ok(()), "the connection of the client stays");
+        }
+        for size in [5000, 500_000] {
+            let mut client = Client::connect(service);
+            client.send(get(&format!("/cut/{size}")).as_bytes());
+            assert_eq!(client.receive(false), None, "half of {size} bytes is not all of them");
+        }
+        agent.until("the pool is full again", |status| status.upstreams[0].connections >= 8);
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_client_that_resets_takes_its_request_with_it() {
+    inside("a_client_that_resets_takes_its_request_with_it", |group| {
+        let (backend, agent, service) = start("a_client_that_resets_takes_its_request_with_it", group, "127.82.0.6:80");
+        for turn in 0..20 {
+            let mut client = Client::connect(service);
+            match turn % 4 {
+                0 => client.send(get("/wait").as_bytes()),
+                1 => client.send(b"POST /up HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 1000\r\n\r\nhalf"),
+                2 => client.send(b"POST /up HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 100000\r\n\r\nhalf"),
+                _ => client.send(b"GET /half HTTP/1.1\r\nHost:"),
+            }
+            let socket = socket2::SockRef::from(&client.stream.get_ref().0);
+            if turn % 8 < 4 {
+                socket.set_linger(Some(Duration::ZERO)).expect("a socket");
+            }
+        }
+        backend.let_go();
+        agent.until("no connection is left", |status| status.connections == 0);
+        let mut client = Client::connect(service);
+        for size in 0..50 {
+            assert_eq!(client.get(&format!("/size/{size}")).matches(size), Ok(()), "nothing of the others is left");
+        }
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_slow_reader_gets_all_of_it() {
+    inside("a_slow_reader_gets_all_of_it", |group| {
+        let (_backend, agent, service) = start("a_slow_reader_gets_all_of_it", group, "127.82.0.7:80");
+        let mut client = Client::connect(service);
+        // More than the buffers on the way hold: all the responses lie in the kernel before the first byte is read.
+        for _ in 0..40 {
+            client.send(get("/size/60000").as_bytes());
+        }
+        client.send(get("/size/20000000").as_bytes());
+        agent.until("requests are on their way", |status| status.requests.kernel > 0);
+        for turn in 0..40 {
+            assert_eq!(client.receive(false).expect("an answer").matches(60_000), Ok(()), "response {turn}");
+        }
+        assert_eq!(client.receive(false).expect("an answer").body.len(), 20_000_000);
+        agent.stop();
+    });
+}
+
+#[test]
+fn poll_and_fionread_see_what_the_kernel_moved() {
+    inside("poll_and_fionread_see_what_the_kernel_moved", |group| {
+        let (_backend, agent, service) = start("poll_and_fionread_see_what_the_kernel_moved", group, "127.82.0.8:80");
+        let mut stream = TcpStream::connect(service).expect("taken over");
+        stream.write_all(get("/size/1000").as_bytes()).expect("open");
+        let mut set = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure, which outlives the call.
+        assert_eq!(unsafe { libc::poll(&raw mut set, 1, 20_000) }, 1);
+        let mut whole = 0;
+        let enough = wait::until("FIONREAD says how much there is", Duration::from_secs(10), || {
+            let mut size = 0;
+            // SAFETY: FIONREAD writes an int.
+            assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut size) }, 0);
+            whole = size;
+            (size > 1000).then_some(())
+        });
+        enough.expect("all of the response is counted");
+        let mut peeked = vec![0; 4096];
+        let seen = stream.peek(&mut peeked).expect("readable");
+        let mut read = vec![0; usize::try_from(whole).expect("positive")];
+        stream.read_exact(&mut read).expect("that much is there");
+        assert_eq!(&read[..seen], &peeked[..seen]);
+        assert!(read.ends_with(&pattern(1000)));
+        agent.stop();
+    });
+}
+
+#[test]
+fn many_connections_at_once_never_get_each_others_bytes() {
+    inside("many_connections_at_once_never_get_each_others_bytes", |group| {
+        let name = "many_connections_at_once_never_get_each_others_bytes";
+        let (_backend, agent, service) = start(name, group, "127.82.0.9:80");
+        let threads: Vec<_> = (0..64usize)
+            .map(|thread| {
+                std::thread::spawn(move || {
+                    let mut client = Client::connect(service);
+                    for turn in 0..40usize {
+                        let size = (thread * 997 + turn * 4099) % 70_000;
+                        match (thread + turn) % 7 {
+                            0 => {
+                                assert!(client.post("/up", &pattern(size)).text().ends_with(&format!("body {size} 1")))
+                            }
+                            1 => assert_eq!(client.get(&format!("/chunked/{size}")).matches(size), Ok(())),
+                            2 => assert!(client.get("/envoy").text().contains("x-forwarded-proto")),
+                            3 => {
+                                let text = client.get(&format!("/t{thread}/x{turn}y")).text();
+                                assert!(text.starts_with(&format!("GET /t{thread}/x{turn}y ")), "{text}");
+                            }
+                            4 => assert_eq!(client.get("/forbidden").status, 403),
+                            _ => assert_eq!(client.get(&format!("/size/{size}")).matches(size), Ok(())),
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("every client is content");
+        }
+        let status = agent.status();
+        assert!(status.requests.kernel > 64 * 20, "{status:#?}");
+        agent.stop();
+    });
+}

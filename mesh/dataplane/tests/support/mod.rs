@@ -1,0 +1,190 @@
+//! A control group, an agent outside of it, a backend.
+//!
+//! A test runs twice: the outer run makes a control group and starts the same test inside of it, so that the
+//! connections of the inner run are taken over; then it takes the control group away.
+#![allow(dead_code, reason = "each file of tests uses a part")]
+
+pub mod backend;
+pub mod client;
+
+use std::net::SocketAddrV4;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use underdeck_lab::tools::Tool;
+use underdeck_lab::wait;
+use underdeck_mesh_dataplane::status::{Status, ask};
+
+const INSIDE: &str = "UNDERDECK_TEST_INSIDE";
+const AGENT: &str = "UNDERDECK_TEST_AGENT";
+
+/// Where control groups of version 2 are.
+fn root() -> PathBuf {
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("Linux");
+    let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
+    PathBuf::from(mount.expect("control groups of version 2 are mounted")[1])
+}
+
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The last process of it may not be reaped yet.
+        let gone = wait::until("the group is empty", Duration::from_secs(10), || std::fs::remove_dir(&self.0).ok());
+        assert!(gone.is_ok() || std::thread::panicking(), "{} stays", self.0.display());
+    }
+}
+
+/// Runs `body` in a control group of its own. `name` is the full name of the test.
+pub fn inside(name: &str, body: impl FnOnce(&Path)) {
+    if let Some(config) = std::env::var_os(AGENT) {
+        underdeck_mesh_dataplane::run(Path::new(&config), |_| {}).unwrap_or_else(|error| panic!("{error}"));
+        return;
+    }
+    if let Some(group) = std::env::var_os(INSIDE) {
+        body(Path::new(&group));
+        return;
+    }
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let group = Group(root().join(format!("ud-dp-{}-{number}", std::process::id())));
+    std::fs::create_dir(&group.0).expect("root makes control groups");
+    let procs = group.0.join("cgroup.procs");
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command.args(["--exact", name, "--nocapture"]).env(INSIDE, &group.0);
+    enter(&mut command, procs);
+    let status = command.status().expect("the test starts again");
+    assert!(status.success(), "{name} failed");
+}
+
+/// The child goes into a control group before it runs.
+fn enter(command: &mut Command, procs: PathBuf) {
+    let path = std::ffi::CString::new(procs.into_os_string().into_encoded_bytes()).expect("a path");
+    // SAFETY: open, write and close may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            let written = libc::write(file, c"0".as_ptr().cast(), 1);
+            libc::close(file);
+            if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+}
+
+/// A running agent.
+pub struct Agent {
+    child: Child,
+    pub place: tempfile::TempDir,
+}
+
+/// What an agent is started with.
+pub struct Setup<'a> {
+    /// The full name of the test.
+    pub name: &'a str,
+    pub group: &'a Path,
+    pub policies: &'a str,
+    pub services: &'a [SocketAddrV4],
+    pub endpoints: &'a [(&'a str, SocketAddrV4)],
+    pub more: &'a str,
+}
+
+impl Agent {
+    pub fn start(setup: &Setup<'_>) -> Self {
+        let place = tempfile::tempdir().expect("a folder");
+        std::fs::write(place.path().join("policies.yaml"), setup.policies).expect("ours");
+        let envoy = Tool::Envoy.path().unwrap_or_else(|error| panic!("{error}: run lab/setup.sh"));
+        let mut config = format!(
+            "cgroup: {}\npolicies: [policies.yaml]\nsocket: agent.sock\nenvoy: {}\n{}\nservices:\n",
+            setup.group.display(),
+            envoy.display(),
+            setup.more
+        );
+        for service in setup.services {
+            config += &format!("- \"{service}\"\n");
+        }
+        config += "endpoints:\n";
+        for (name, address) in setup.endpoints {
+            config += &format!("  \"{name}\": [\"{address}\"]\n");
+        }
+        std::fs::write(place.path().join("mesh.yaml"), config).expect("ours");
+        let child = spawn(setup.name, &place.path().join("mesh.yaml"));
+        let mut agent = Self { child, place };
+        agent.wait();
+        agent
+    }
+
+    /// Until connections are taken over.
+    fn wait(&mut self) {
+        let ready = wait::until("the agent is ready", Duration::from_secs(60), || {
+            assert!(self.child.try_wait().expect("a child").is_none(), "the agent ended");
+            ask(&self.socket()).ok()
+        });
+        ready.expect("the agent is ready");
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.place.path().join("agent.sock")
+    }
+
+    pub fn status(&self) -> Status {
+        ask(&self.socket()).expect("the agent answers")
+    }
+
+    /// Waits for something that the agent counts.
+    pub fn until(&self, what: &str, is: impl Fn(&Status) -> bool) -> Status {
+        let found = wait::until(what, Duration::from_secs(20), || Some(self.status()).filter(|status| is(status)));
+        found.unwrap_or_else(|error| panic!("{error}: {:#?}", self.status()))
+    }
+
+    /// Programs, maps and links that it holds.
+    pub fn objects(&self) -> Vec<(&'static str, u32)> {
+        let mut out = Vec::new();
+        let folder = format!("/proc/{}/fdinfo", self.child.id());
+        for file in std::fs::read_dir(folder).expect("a process").flatten() {
+            let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+            let kinds = [("link_id:", "link"), ("map_id:", "map"), ("prog_id:", "prog")];
+            for line in text.lines() {
+                let id =
+                    |(key, kind): &(&str, &'static str)| Some((*kind, line.strip_prefix(key)?.trim().parse().ok()?));
+                out.extend(kinds.iter().find_map(id));
+            }
+        }
+        out
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).expect("a pid");
+        // SAFETY: a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// SIGTERM, and an end without an error.
+    pub fn stop(mut self) {
+        self.signal(libc::SIGTERM);
+        assert!(self.child.wait().expect("a child").success());
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) -> tempfile::TempDir {
+        self.signal(libc::SIGKILL);
+        self.child.wait().expect("a child");
+        std::mem::replace(&mut self.place, tempfile::tempdir().expect("a folder"))
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(name: &str, config: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command.args(["--exact", name, "--nocapture"]).env(AGENT, config).stdout(Stdio::null());
+    enter(&mut command, root().join("cgroup.procs"));
+    command.spawn().expect("the agent starts")
+}
