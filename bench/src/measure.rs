@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use underdeck_lab::LabError;
-use underdeck_lab::files::Files;
+use underdeck_lab::files::{Files, names};
 use underdeck_lab::load::{Ask, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
@@ -107,7 +107,7 @@ impl Bench {
         let load = Load {
             addr: self.side(side).addr()?,
             connections,
-            ask: Ask::Get(vec![format!("/{size}")]),
+            ask: Ask::Get(names(size).map(|name| format!("/{name}")).collect()),
             rate: None,
             warmup: WARMUP,
             window,

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use underdeck_lab::LabError;
 use underdeck_lab::client::{Connection, Ending, Expect, Front, Pace, Request};
+use underdeck_lab::content::Checker;
+use underdeck_lab::files::names;
 
 /// What the pass saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,28 +16,31 @@ pub struct Verified {
     pub mismatches: u64,
 }
 
-/// Fetches `/size` `each` times over each of `connections` connections at once, and compares every body with the file.
+/// Fetches files of a size in turn, `each` of them over each of `connections` connections at once, and compares every body.
 ///
-/// The file's content is that of the seed `size`, so every response is compared with the file's own bytes; that the
-/// file on disk holds them is checked first.
+/// The files' content is that of the seed `size`, so every response is compared with the file's own bytes; that the
+/// files in `folder` hold them is checked first.
 pub fn verify(
     front: &Front,
-    file: &std::path::Path,
+    folder: &std::path::Path,
     size: u64,
     connections: usize,
     each: usize,
 ) -> Result<Verified, LabError> {
-    let mut source = underdeck_lab::content::Checker::new(size, 0);
-    source.update(&std::fs::read(file).unwrap_or_default());
-    let source = source.finish();
+    let names: Vec<String> = names(size).collect();
     let (responses, mismatches) = (AtomicU64::new(0), AtomicU64::new(0));
-    if source.len != size || source.first_wrong.is_some() {
-        mismatches.fetch_add(1, Ordering::Relaxed);
+    for name in &names {
+        let mut source = Checker::new(size, 0);
+        source.update(&std::fs::read(folder.join(name)).unwrap_or_default());
+        let source = source.finish();
+        mismatches.fetch_add(u64::from(source.len != size || source.first_wrong.is_some()), Ordering::Relaxed);
     }
     std::thread::scope(|scope| {
-        for _ in 0..connections {
-            scope.spawn(|| {
-                let wrong = fetch(front, size, each, &responses).unwrap_or(1);
+        for first in 0..connections {
+            let (names, responses, mismatches) = (&names, &responses, &mismatches);
+            scope.spawn(move || {
+                let turn = names.iter().cycle().skip(first % names.len()).take(each);
+                let wrong = fetch(front, size, turn, responses).unwrap_or(1);
                 mismatches.fetch_add(wrong, Ordering::Relaxed);
             });
         }
@@ -43,11 +48,16 @@ pub fn verify(
     Ok(Verified { responses: responses.into_inner(), mismatches: mismatches.into_inner() })
 }
 
-fn fetch(front: &Front, size: u64, each: usize, responses: &AtomicU64) -> Result<u64, LabError> {
+fn fetch<'a>(
+    front: &Front,
+    size: u64,
+    names: impl Iterator<Item = &'a String>,
+    responses: &AtomicU64,
+) -> Result<u64, LabError> {
     let mut connection = Connection::open(front, &Pace::default())?;
-    let request = Request::get(format!("/{size}"));
     let mut wrong = 0;
-    for _ in 0..each {
+    for name in names {
+        let request = Request::get(format!("/{name}"));
         connection.send(&request)?;
         let reply = connection.receive(&request, Expect { seed: size, from: 0 })?;
         responses.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ fn mismatches_are_counted_from_real_comparisons() {
     let files = Files::start(&[SIZE], &[]).expect("a backend");
     let through = |damage| {
         let front = Front::from(relay(files.addr(), damage).expect("a relay"));
-        verify(&front, &files.path(SIZE), SIZE, 4, 3).expect("verified")
+        verify(&front, files.folder(), SIZE, 4, 3).expect("verified")
     };
     let right = through(Damage::None);
     assert_eq!((right.responses, right.mismatches), (12, 0));

@@ -15,7 +15,13 @@ use crate::proxy::{directory, ready, worker_user, write};
 use crate::tools::Tool;
 use crate::{LabError, content};
 
-/// nginx with one file per size, `/SIZE`, whose content has the size as its seed.
+/// Bytes that the files of one size have together, about: more than the cache of a CPU holds.
+const OF_A_SIZE: u64 = 64 << 20;
+/// Files of one size at most.
+const COPIES: u64 = 64;
+
+/// nginx with files of each size, `/SIZE.N`, whose content has the size as its seed. There are so many of a size that they
+/// are not in the CPU's cache when they are served in turn, which is how payload comes from a network.
 #[derive(Debug)]
 pub struct Files {
     process: Process,
@@ -33,10 +39,12 @@ impl Files {
     pub fn start_at(sizes: &[u64], place: &Place) -> Result<Self, LabError> {
         let dir = directory()?;
         for size in sizes {
-            let path = dir.path().join(size.to_string());
             let data = content::bytes(*size, 0, *size as usize);
-            let mut file = std::fs::File::create(&path).doing(|| format!("create {}", path.display()))?;
-            file.write_all(&data).doing(|| format!("write {}", path.display()))?;
+            for name in names(*size) {
+                let path = dir.path().join(name);
+                let mut file = std::fs::File::create(&path).doing(|| format!("create {}", path.display()))?;
+                file.write_all(&data).doing(|| format!("write {}", path.display()))?;
+            }
         }
         let port = place.within(|| Port::free_at(place.ip()))?;
         let config = write(dir.path(), "files.conf", &config(dir.path(), port.addr()))?;
@@ -54,15 +62,21 @@ impl Files {
         self.port.addr()
     }
 
-    /// The file of a size.
-    pub fn path(&self, size: u64) -> std::path::PathBuf {
-        self.dir.path().join(size.to_string())
+    /// Where the files are.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Stops it.
     pub fn stop(self) -> Result<(), LabError> {
         self.process.stop()
     }
+}
+
+/// The files of a size.
+pub fn names(size: u64) -> impl Iterator<Item = String> {
+    let copies = (OF_A_SIZE / size.max(1)).clamp(1, COPIES);
+    (0..copies).map(move |copy| format!("{size}.{copy}"))
 }
 
 fn config(dir: &Path, listen: SocketAddr) -> String {
@@ -72,7 +86,7 @@ fn config(dir: &Path, listen: SocketAddr) -> String {
         "{user}\nworker_processes 1;\npid {dir}/files.pid;\nevents {{ worker_connections 4096; }}\nhttp {{\n\
          client_body_temp_path {dir}/b;\nproxy_temp_path {dir}/p;\nfastcgi_temp_path {dir}/f;\nuwsgi_temp_path {dir}/u;\n\
          scgi_temp_path {dir}/s;\naccess_log off;\nsendfile on;\n\
-         keepalive_requests 100000000;\nkeepalive_timeout 600s;\nopen_file_cache max=100;\n\
+         keepalive_requests 100000000;\nkeepalive_timeout 600s;\nopen_file_cache max=1000;\n\
          server {{ listen {listen} backlog=4096; root {dir}; }}\n}}\n"
     )
 }

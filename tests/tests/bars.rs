@@ -24,7 +24,7 @@ fn ninety_nine_percent_of_one_mebibyte_bodies_are_anchored() {
         for _ in 0..16 {
             scope.spawn(|| {
                 let mut client = Connection::open(&front, &Pace::default()).expect("connected");
-                let request = Request::get(format!("/{MIB}"));
+                let request = Request::get(format!("/{MIB}.0"));
                 for _ in 0..20 {
                     client.send(&request).expect("sent");
                     let reply = client.receive(&request, Expect { seed: MIB, from: 0 }).expect("received");

@@ -69,7 +69,7 @@ struct Anchor {
     #[arg(long, value_parser = clap::value_parser!(u64).range(10..=600_000))]
     window_ms: Option<u64>,
     /// Take bodies in turn from so many bytes, so that they are not in the CPU's cache; 0: always the same bytes
-    #[arg(long, default_value = "0", value_parser = parse_set)]
+    #[arg(long, default_value = "64m", value_parser = parse_set)]
     working_set: u64,
     /// Measure no latencies in an open loop
     #[arg(long)]
