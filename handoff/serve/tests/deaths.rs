@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use common::balancer::{Balancer, ask};
 use common::fake::{self, Fault};
 use common::{Client, Site, eventually};
-use underdeck_handoff_control::message::Body;
+use underdeck_handoff_control::keys::Role;
+use underdeck_handoff_control::message::{Body, Done, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
-use underdeck_handoff_steer::Options;
+use underdeck_handoff_steer::{Flow, Options};
 
 const PIN: &str = "policy = \"pin\"\nstep-ms = 300\n";
 
@@ -269,6 +270,40 @@ fn a_backend_that_was_to_take_it_tells_the_next_balancer() {
     client.is_reset();
     balancer.is_clean();
     backend.is_clean();
+}
+
+#[test]
+fn only_the_backend_that_has_it_can_end_it() {
+    let site = Site::new(1);
+    let pin = Pin::new("say");
+    let flow = Flow { local: site.address(2, 80), peer: site.address(1, 4000) };
+    {
+        let options = Options { pin: Some(pin.0.clone()), ..Options::default() };
+        let balancer = Balancer::with(&site, &options);
+        let ready = Body::ServerReady { local: site.address(3, 61_000), thaw_ns: 0, rule_ns: 0 };
+        balancer.redirect(&flow, &ready);
+    }
+    let identity = site.identity(Role::Backend, "b0");
+    // Plays the backend; its heartbeats are not answered, but nothing else than death would follow.
+    let config = format!("{}dead-after-ms = 60000\n", pin.config());
+    let _listener = site.backends[0].on(|| std::net::TcpListener::bind("10.0.0.3:7000")).unwrap();
+    let balancer = site.start_balancer(&config);
+    let say = |body: Body| {
+        let mut control = site.backends[0].on(|| identity.connect(site.address(2, 7000), common::PATIENCE)).unwrap();
+        ask(&mut control, 5, body)
+    };
+    let done = |port, snapshot: &[u8]| {
+        let (local, peer, at) = (flow.local, flow.peer, site.address(3, port));
+        Body::ServerDone(Done { generation: 0, at, local, peer, snapshot: snapshot.to_vec() })
+    };
+    assert_eq!(say(done(61_001, b"")), Body::EndOffload);
+    assert_eq!(say(done(61_001, b"x")), Body::Refused(Refusal::Transfer));
+    assert_eq!(say(done(61_000, b"x")), Body::Refused(Refusal::Snapshot));
+    assert_eq!(say(Body::Abort(0)), Body::Refused(Refusal::Transfer));
+    assert_eq!(say(Body::LbReady), Body::Refused(Refusal::Transfer));
+    assert_eq!(balancer.report().rules.tc, 1);
+    assert_eq!(say(done(61_000, b"")), Body::EndOffload);
+    balancer.is_clean();
 }
 
 #[test]

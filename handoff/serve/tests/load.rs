@@ -44,6 +44,44 @@ fn a_client_that_does_not_wait_loses_nothing() {
     backends.iter().for_each(common::Server::is_clean);
 }
 
+#[test]
+fn many_clients_move_all_the_time() {
+    const CLIENTS: usize = 8;
+    const REQUESTS: usize = 150;
+    for policy in ["per-request 1", "shard"] {
+        let site = Site::new(3);
+        let config = quick(policy);
+        let backends = [0, 1, 2].map(|number| site.start_backend(number, &config));
+        let balancer = site.start_balancer(&config);
+        balancer.sees(3);
+        let mut first = site.connect();
+        eventually("connections move", || {
+            let before = balancer.report().handoffs.back;
+            (0..10).for_each(|number| assert_eq!(first.get(&format!("/bytes/1/{number}")).unwrap(), 200));
+            balancer.report().handoffs.back > before + 3
+        });
+        drop(first);
+        std::thread::scope(|scope| {
+            for one in 0..CLIENTS {
+                let mut client = site.connect();
+                scope.spawn(move || {
+                    for number in 0..REQUESTS {
+                        let size = (one * 7919 + number * 104_729) % 200_000;
+                        assert_eq!(client.get(&format!("/bytes/{size}/{number}")).unwrap(), 200);
+                    }
+                });
+            }
+        });
+        let report = balancer.report();
+        println!("{policy}: {:?}, median {:?} us", report.handoffs, report.handoff_us_p50);
+        assert!(report.handoffs.aborted.is_empty() && report.reset == 0, "{policy}: {report:?}");
+        let least = if policy == "shard" { REQUESTS * CLIENTS / 2 } else { (REQUESTS - 1) * CLIENTS };
+        assert!(report.handoffs.back as usize >= least, "{policy}: {:?}", report.handoffs);
+        balancer.is_clean();
+        backends.iter().for_each(common::Server::is_clean);
+    }
+}
+
 /// A client that has sent all its requests and closed its direction.
 fn half_closed(site: &Site) -> Client {
     let mut client = site.connect();
