@@ -44,6 +44,30 @@ fn a_client_that_does_not_wait_loses_nothing() {
     backends.iter().for_each(common::Server::is_clean);
 }
 
+/// Prints the table of steps (with `--nocapture`; set UNDERDECK_SERVE to a release build of the example).
+#[test]
+fn one_client_moves_a_thousand_times() {
+    let site = Site::new(2);
+    let config = quick("per-request 1");
+    let backends = [0, 1].map(|number| site.start_backend(number, &config));
+    let balancer = site.start_balancer(&config);
+    balancer.sees(2);
+    let mut client = site.connect();
+    for number in 0..1001 {
+        assert_eq!(client.get(&format!("/bytes/{number}")).unwrap(), 200);
+    }
+    eventually("all are counted", || balancer.report().handoffs.out == 1001);
+    let report = balancer.report();
+    assert_eq!((report.handoffs.back, report.reset, report.handoffs.aborted.len()), (1000, 0, 0), "{report:?}");
+    for times in report.times {
+        assert_eq!(times.count, 1001);
+        println!("{:<14} p50 {:>7.1} us, p99 {:>8.1} us", times.name, times.p50_us, times.p99_us);
+    }
+    drop(client);
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
 #[test]
 fn many_clients_move_all_the_time() {
     const CLIENTS: usize = 8;
