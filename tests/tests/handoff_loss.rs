@@ -18,24 +18,26 @@ fn downloads(of_all: bool, requests: u64) -> (Seen, serde_json::Value) {
     let sizes = [0, 1000, 5000, 20_000];
     let objects: Vec<Object> =
         sizes.iter().map(|size| Object::file(folder.path(), *size, 1).expect("a file")).collect();
-    let setup = Setup { root: Some(folder.path().to_owned()), ..Setup::new("per-request 1") };
+    // So many losses in a row are no sign of a dead backend.
+    let dead_after_ms = Some(5000);
+    let setup = Setup { dead_after_ms, root: Some(folder.path().to_owned()), ..Setup::new("per-request 1") };
     let fleet = Fleet::start(&site, &setup).expect("a fleet");
     let client = |number: usize| Client {
         place: site.client(number).clone(),
         objects: objects.clone(),
         per_connection: 10,
         pipelined: 1 + number % 3,
+        patience: Duration::from_secs(60),
         ..Client::new(fleet.addr())
     };
     let loss = site.lose(LOST, of_all).expect("packets are lost");
     let seen = Downloads::start((0..32).map(client).collect(), Some(requests)).join();
     drop(loss);
     assert!(site.retransmitted().expect("counters") > requests / 2, "packets were lost");
-    let status = fleet.status(Member::Balancer).expect("a status");
-    eprintln!(
-        "loss of_all {of_all}: {} downloads, {} broken {:?}, {status}",
-        seen.responses, seen.failed, seen.reasons
-    );
+    let mut status = fleet.status(Member::Balancer).expect("a status");
+    status["times"] = serde_json::Value::Null;
+    let (handoffs, reset) = (&status["handoffs"], fleet.sum("reset"));
+    eprintln!("{} downloads, {} broken {:?}, {handoffs}, {reset} reset", seen.responses, seen.failed, seen.reasons);
     fleet.settled(SETTLE).expect("no connection and no rule is left");
     fleet.stop().expect("all end");
     (seen, status)
@@ -48,4 +50,16 @@ fn every_handoff_succeeds_when_packets_of_clients_are_lost() {
     assert_eq!((seen.failed, seen.mismatches, seen.responses), (0, 0, requests), "{seen:?}");
     assert_eq!(status["handoffs"]["aborted"], serde_json::json!({}), "{status}");
     assert!(status["handoffs"]["out"].as_u64() >= Some(requests), "{status}");
+}
+
+#[test]
+fn connections_go_on_or_end_with_a_reset_when_packets_of_control_connections_are_lost_too() {
+    let requests = 200;
+    let (seen, status) = downloads(true, requests);
+    // A download is right, or is refused because no backend could be reached, or its connection was reset because nobody
+    // could know who had it, and that was counted.
+    assert_eq!(seen.mismatches, 0, "{seen:?}");
+    let promised = |reason: &&String| reason.contains("reset by peer") || reason.contains("status 503");
+    assert_eq!(seen.reasons.iter().find(|reason| !promised(reason)), None, "{seen:?} {status}");
+    assert!(seen.responses > requests / 2, "{seen:?} {status}");
 }
