@@ -111,3 +111,35 @@ fn a_backend_does_not_run_with_a_balancers_certificate() {
     assert_eq!(done.exit, Exit::Bad);
     assert!(done.err.contains("not a backend's certificate"), "{}", done.err);
 }
+
+#[test]
+fn prometheus_gets_it_too() {
+    let folder = tempfile::tempdir().expect("ours");
+    let socket = server(folder.path(), REPORT, 1);
+    let gone = folder.path().join("gone.sock");
+    let arguments = ["metrics", "--once", "--handoff", &socket, "--handoff", gone.to_str().expect("plain")];
+    // Nobody else's processes.
+    let mut world = World { proc: folder.path().to_owned(), ..World::default() };
+    let done = world.underdeck(&arguments);
+    assert_eq!(done.exit, Exit::Ok, "{}", done.err);
+    for line in [
+        "underdeck_handoff_up{server=\"handoff\"} 1",
+        "underdeck_handoff_up{server=\"gone\"} 0",
+        "underdeck_handoff_connections{server=\"handoff\",place=\"away\"} 12",
+        "underdeck_handoff_handoffs_total{server=\"handoff\",direction=\"back\"} 28",
+        "underdeck_handoff_aborted_total{server=\"handoff\",reason=\"full\"} 2",
+        "underdeck_handoff_body_bytes_total{server=\"handoff\",path=\"direct\"} 10",
+        "underdeck_handoff_rules{server=\"handoff\",tier=\"tc\"} 12",
+        "underdeck_handoff_backend_up{server=\"handoff\",backend=\"b1\"} 0",
+        "underdeck_handoff_step_seconds_count{server=\"handoff\",step=\"handoff\"} 40",
+        "underdeck_handoff_step_seconds_bucket{le=\"0.000256\",server=\"handoff\",step=\"handoff\"} 40",
+        "underdeck_handoff_step_seconds_bucket{le=\"+Inf\",server=\"handoff\",step=\"handoff\"} 40",
+    ] {
+        assert!(done.out.lines().any(|one| one == line), "{line}\n{}", done.out);
+    }
+    let document = std::fs::read_to_string(format!("{}/../docs/metrics.md", env!("CARGO_MANIFEST_DIR"))).expect("ours");
+    for family in done.out.lines().filter_map(|line| line.strip_prefix("# TYPE underdeck_handoff_")) {
+        let name = family.split(' ').next().expect("a name").trim_end_matches("_max");
+        assert!(document.contains(&format!("underdeck_handoff_{name}")), "docs/metrics.md lacks {name}");
+    }
+}

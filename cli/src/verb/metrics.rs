@@ -1,6 +1,7 @@
 //! `underdeck metrics`: the counters for Prometheus, read from shared memory when it asks.
 
 mod collect;
+mod handoff;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use crate::env::Env;
 use crate::exit::{Exit, Failure};
 
 pub use collect::Engines;
+pub use handoff::Servers;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -27,6 +29,9 @@ pub struct Args {
     /// Print them once to stdout and end
     #[arg(long, conflicts_with = "listen")]
     once: bool,
+    /// Serve the counters of this handoff server too: the `status` of its configuration (again for each one)
+    #[arg(long = "handoff", value_name = "SOCKET")]
+    handoff: Vec<PathBuf>,
 }
 
 /// Why the metrics cannot be served.
@@ -58,10 +63,11 @@ impl MetricsError {
     }
 }
 
-/// The registry that holds the engines' counters.
-pub fn registry(proc: PathBuf) -> Registry {
-    let mut registry = Registry::with_prefix("underdeck_anchor");
-    registry.register_collector(Box::new(Engines::new(proc)));
+/// The registry that holds the engines' counters, and those of the handoff servers at these sockets.
+pub fn registry(proc: PathBuf, handoff: Vec<PathBuf>) -> Registry {
+    let mut registry = Registry::with_prefix("underdeck");
+    registry.sub_registry_with_prefix("anchor").register_collector(Box::new(Engines::new(proc)));
+    registry.sub_registry_with_prefix("handoff").register_collector(Box::new(Servers::new(handoff)));
     registry
 }
 
@@ -73,7 +79,7 @@ fn encode(registry: &Registry) -> Result<String, MetricsError> {
 
 /// Prints once, or serves until it is killed.
 pub fn metrics(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
-    let registry = registry(env.proc.clone());
+    let registry = registry(env.proc.clone(), args.handoff.clone());
     if args.once {
         let text = encode(&registry)?;
         env.out.write_all(text.as_bytes())?;

@@ -103,6 +103,9 @@ impl Transfer<'_> {
         let mut asked = false;
         loop {
             reason = why(&event).unwrap_or(reason);
+            if let Event::Said(_) = &event {
+                peer.heard();
+            }
             event = match state.on(&event) {
                 OutboundAction::Redirect(to) => {
                     let done = self.redirect(to);

@@ -36,6 +36,7 @@ pub fn take_back(balancer: &Arc<Balancer>, transfer: u64, done: &Done) -> Body {
 }
 
 fn of_mine(balancer: &Arc<Balancer>, transfer: u64, entry: &Away, done: &Done) -> Body {
+    balancer.peers[entry.backend].heard();
     let mut fate = lock(&entry.fate);
     if fate.over || done.generation < fate.fence {
         return Body::Refused(Refusal::Transfer);
@@ -67,8 +68,9 @@ fn of_an_earlier_process(balancer: &Arc<Balancer>, transfer: u64, done: &Done) -
     if done.snapshot.is_empty() {
         if target.is_some() {
             let _ = balancer.steer.remove(&flow);
+            // It may have been on its way when the process before this one died; else there is nobody to be reset.
+            balancer.resets.end(flow);
         }
-        // Known or not, there is nothing left of it.
         return Body::EndOffload;
     }
     let Some(target) = target else { return Body::Refused(Refusal::Transfer) };

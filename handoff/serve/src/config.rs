@@ -128,6 +128,11 @@ impl Config {
         if config.backend.is_empty() {
             return Err(bad(text.len(), "there is no backend: add a [[backend]] with name, listen and control".into()));
         }
+        let (v6, own) = (config.listen.is_ipv6(), config.name.is_some());
+        if config.listen.ip().is_unspecified() && (v6 || own) {
+            let at = text.find("listen").unwrap_or(0);
+            return Err(bad(at, "listen: name one address of this host; connections are restored at it".into()));
+        }
         for (at, backend) in config.backend.iter().enumerate() {
             let name = &backend.name;
             let twice = config.backend[..at].iter().any(|other| other.name == *name);
@@ -226,6 +231,8 @@ control = "192.0.2.3:7000"
         for (from, to, expected) in [
             ("per-request 2", "random", "x.toml:8:10: \"random\" is no policy"),
             ("192.0.2.2:80\"", "here\"", "x.toml:2:10: "),
+            ("192.0.2.2:80\"", "[::]:80\"", "x.toml:2:1: listen: name one address"),
+            ("name = \"b0\"", "name = \"\"", "x.toml:10:8: backend \"\": give each one a name"),
             ("interfaces", "interface", "x.toml:4:1: unknown field"),
             ("key =", "name = \"b7\"\nkey =", "x.toml:7:1: name \"b7\" is no backend's"),
         ] {

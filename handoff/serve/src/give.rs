@@ -109,9 +109,14 @@ impl Backend {
     pub fn tell_ended(&self, balancer: SocketAddr, transfer: u64, done: Done) {
         let ended = Ended { balancer, transfer, done, since: Instant::now() };
         if !ended.say(self) {
-            // The thread lives as long as the process.
-            let _ = lock(&self.unsaid.0).send(ended);
+            self.tell_later(balancer, transfer, ended.done);
         }
+    }
+
+    /// Tells a balancer that a connection has ended, from another thread.
+    pub fn tell_later(&self, balancer: SocketAddr, transfer: u64, done: Done) {
+        // The thread lives as long as the process.
+        let _ = lock(&self.unsaid.0).send(Ended { balancer, transfer, done, since: Instant::now() });
     }
 }
 

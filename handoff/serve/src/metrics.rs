@@ -121,7 +121,7 @@ impl Metrics {
     /// Counts a connection that is served here, until what is returned is dropped. None if there are `most` already.
     pub fn enter(&self, most: u32) -> Option<Here<'_>> {
         let here = self.here.fetch_update(Relaxed, Relaxed, |here| (here < u64::from(most)).then_some(here + 1));
-        here.is_ok().then_some(Here(&self.here))
+        here.is_ok().then(|| Here(&self.here))
     }
 
     /// Counts a handoff that did not happen.
@@ -306,6 +306,16 @@ mod tests {
         let (middle, high) = (times.quantile_us(0.5).unwrap(), times.quantile_us(0.99).unwrap());
         assert!((470.0..530.0).contains(&middle) && (930.0..1050.0).contains(&high), "{middle} {high}");
         times.add(u64::MAX);
+    }
+
+    #[test]
+    fn a_connection_that_finds_no_room_does_not_count() {
+        let metrics = Metrics::new();
+        let first = metrics.enter(1);
+        assert!(first.is_some() && metrics.enter(1).is_none());
+        assert_eq!(metrics.here.load(Relaxed), 1);
+        drop(first);
+        assert_eq!(metrics.here.load(Relaxed), 0);
     }
 
     #[test]

@@ -209,6 +209,13 @@ impl Backend {
                 }
             },
             Event::Said(Body::LbReady) => Some(Refusal::NotTaken),
+            Event::PeerLost => {
+                // If the balancer has died, the next one has inherited a redirection to nobody.
+                let balancer = SocketAddr::new(local.ip(), self.config.balancer_port);
+                let ended = Done { generation: 0, local, peer: flow.peer, snapshot: Vec::new() };
+                self.tell_later(balancer, transfer, ended);
+                None
+            }
             _ => None,
         };
         let _ = self.steer.remove(&flow);

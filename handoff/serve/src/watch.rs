@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use underdeck_handoff_control::message::{Body, Message, Ping};
 use underdeck_handoff_control::tls::{Channel, Identity};
-use underdeck_handoff_steer::{Error as SteerError, Target};
+use underdeck_handoff_steer::Target;
 
 use crate::balancer::Balancer;
 use crate::config::Backend;
@@ -19,9 +19,9 @@ use crate::{away, back, lock};
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// How long a backend gets no handoffs after one has failed; twice as long after each further one.
 const REST: Duration = Duration::from_millis(200);
-const MOST_REST: Duration = Duration::from_secs(10);
-/// A route is looked up again after so long.
+/// How long a route is taken for granted.
 const ROUTE: Duration = Duration::from_secs(1);
+const MOST_REST: Duration = Duration::from_secs(10);
 
 /// A backend.
 pub struct Peer {
@@ -31,8 +31,9 @@ pub struct Peer {
     load: AtomicU32,
     /// How often it has died.
     deaths: AtomicU32,
+    heard: Mutex<Instant>,
     rest: Mutex<Rest>,
-    target: Mutex<Option<(Instant, Target)>>,
+    route: Mutex<Option<(Instant, Target)>>,
 }
 
 #[derive(Default)]
@@ -49,23 +50,28 @@ impl Peer {
             alive: AtomicBool::new(false),
             load: AtomicU32::new(0),
             deaths: AtomicU32::new(0),
+            heard: Mutex::new(Instant::now()),
             rest: Mutex::default(),
-            target: Mutex::default(),
+            route: Mutex::default(),
         }
     }
 
-    /// How packets for `to`, which is at this peer, get there. Looking it up costs more than putting a rule in place.
-    pub fn target(&self, to: SocketAddr) -> Result<Target, SteerError> {
-        let mut known = lock(&self.target);
-        if let Some((at, target)) = *known
-            && target.address.ip() == to.ip()
-            && at.elapsed() < ROUTE
-        {
-            return Ok(Target { address: to, ..target });
+    /// The way to an address of it, which is looked up now and then.
+    ///
+    /// # Errors
+    /// Without a route.
+    pub fn target(&self, to: SocketAddr) -> Result<Target, underdeck_handoff_steer::Error> {
+        let mut route = lock(&self.route);
+        match &*route {
+            Some((at, target)) if at.elapsed() < ROUTE && target.address.ip() == to.ip() => {
+                Ok(Target { address: to, ..*target })
+            }
+            _ => {
+                let target = Target::resolve(to)?;
+                *route = Some((Instant::now(), target));
+                Ok(target)
+            }
         }
-        let target = Target::resolve(to)?;
-        *known = Some((Instant::now(), target));
-        Ok(target)
     }
 
     pub fn is_alive(&self) -> bool {
@@ -75,6 +81,15 @@ impl Peer {
     /// Connections that it owns.
     pub fn load(&self) -> u32 {
         self.load.load(Relaxed)
+    }
+
+    /// It has said something, on whatever connection.
+    pub fn heard(&self) {
+        *lock(&self.heard) = Instant::now();
+    }
+
+    fn silence(&self) -> Duration {
+        lock(&self.heard).elapsed()
     }
 
     pub fn deaths(&self) -> u32 {
@@ -105,52 +120,82 @@ impl Peer {
 pub fn watch(balancer: &Balancer, index: usize, identity: &Identity) {
     let peer = &balancer.peers[index];
     let dead_after = balancer.config.dead_after();
-    let (mut heard, mut process, mut buried) = (Instant::now(), None, false);
-    let mut channel: Option<Channel> = None;
+    let (mut process, mut buried) = (None, false);
+    let mut line: Option<Line> = None;
+    peer.heard();
     loop {
-        let left = dead_after.saturating_sub(heard.elapsed()).max(Duration::from_millis(1));
-        let had = channel.is_some();
-        let asked = channel.take().map_or_else(|| identity.connect(peer.config.control, left), Ok);
-        match asked.and_then(|mut channel| Ok((ask(balancer, index, &mut channel, left)?, channel))) {
-            Ok((now, answered)) => {
-                if process.replace(now).is_some_and(|before| before != now) {
-                    bury(balancer, index);
+        let left = dead_after.saturating_sub(peer.silence()).max(Duration::from_millis(1));
+        let had = line.is_some();
+        let asked = match line.take() {
+            Some(line) => Ok(line),
+            None => identity.connect(peer.config.control, left).map(|channel| Line { channel, unanswered: 0 }),
+        };
+        match asked.and_then(|mut line| Ok((line.ask(balancer, index)?, line))) {
+            Ok((answer, kept)) => {
+                line = Some(kept);
+                if let Some(now) = answer {
+                    if process.replace(now).is_some_and(|before| before != now) {
+                        bury(balancer, index);
+                    }
+                    peer.heard();
+                    buried = false;
+                    peer.alive.store(true, Relaxed);
                 }
-                (heard, buried, channel) = (Instant::now(), false, Some(answered));
-                peer.alive.store(true, Relaxed);
             }
             // The connection broke, which a living backend may do: try another one, at once.
-            Err(_) if had && heard.elapsed() < dead_after => continue,
-            Err(error) => {
-                let gone = error.kind() == io::ErrorKind::ConnectionRefused;
-                if !buried && (gone || heard.elapsed() >= dead_after) {
-                    bury(balancer, index);
-                    (process, buried) = (None, true);
-                }
-                if buried {
-                    // From now on each attempt has its time.
-                    heard = Instant::now();
-                }
+            Err(_) if had => continue,
+            Err(error) if !buried && error.kind() == io::ErrorKind::ConnectionRefused => {
+                bury(balancer, index);
+                (process, buried) = (None, true);
             }
+            Err(_) => {}
+        }
+        if peer.silence() >= dead_after {
+            if !buried {
+                bury(balancer, index);
+                (process, buried) = (None, true);
+            }
+            // From now on each attempt has its time.
+            line = None;
+            peer.heard();
         }
         std::thread::sleep(HEARTBEAT);
     }
 }
 
-fn ask(balancer: &Balancer, index: usize, channel: &mut Channel, patience: Duration) -> io::Result<u64> {
-    channel.set_patience(patience)?;
-    let loads = balancer.peers.iter().filter(|peer| peer.is_alive()).map(Peer::load);
-    let (count, sum) = loads.fold((0u32, 0u32), |(count, sum), load| (count + 1, sum.saturating_add(load)));
-    let absent =
-        balancer.peers.iter().enumerate().filter(|(at, peer)| *at != index && (!peer.is_alive() || peer.rests()));
-    let ping = Ping { mean: sum / count.max(1), absent: absent.map(|(_, peer)| peer.config.name.clone()).collect() };
-    channel.send(&Message { transfer: 0, body: Body::Ping(ping) })?;
-    match channel.receive()? {
-        Message { transfer, body: Body::Pong(load) } => {
-            balancer.peers[index].load.store(load, Relaxed);
-            Ok(transfer)
+/// A control connection for heartbeats.
+struct Line {
+    channel: Channel,
+    unanswered: u32,
+}
+
+impl Line {
+    /// Says a ping and reads the answers that are there. One that is late does not keep the next from being said: where
+    /// packets are lost, each further one helps TCP to notice.
+    fn ask(&mut self, balancer: &Balancer, index: usize) -> io::Result<Option<u64>> {
+        let loads = balancer.peers.iter().filter(|peer| peer.is_alive()).map(Peer::load);
+        let (count, sum) = loads.fold((0u32, 0u32), |(count, sum), load| (count + 1, sum.saturating_add(load)));
+        let others = balancer.peers.iter().enumerate().filter(|(at, _)| *at != index);
+        let absent = others.filter(|(_, peer)| !peer.is_alive() || peer.rests());
+        let absent = absent.map(|(_, peer)| peer.config.name.clone()).collect();
+        self.channel.set_patience(HEARTBEAT)?;
+        self.channel.send(&Message { transfer: 0, body: Body::Ping(Ping { mean: sum / count.max(1), absent }) })?;
+        self.unanswered += 1;
+        let mut answer = None;
+        while self.unanswered > 0 {
+            match self.channel.receive() {
+                Ok(Message { transfer, body: Body::Pong(load) }) => {
+                    balancer.peers[index].load.store(load, Relaxed);
+                    self.unanswered -= 1;
+                    answer = Some(transfer);
+                }
+                Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
+                // An answer comes as one TLS record, so none of it is lost here.
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
+                Err(error) => return Err(error),
+            }
         }
-        _ => Err(io::ErrorKind::InvalidData.into()),
+        Ok(answer)
     }
 }
 

@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// The half-closed state did not come about.
     #[error(
-        "{wanted} could not be restored: the connection stayed in {found}. A packet filter on the loopback device may be in the way"
+        "{wanted} could not be restored: the connection stayed in {found}. The loopback device may be down, or a packet filter in the way"
     )]
     HalfClose {
         /// The state of the snapshot.

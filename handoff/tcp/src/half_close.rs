@@ -82,7 +82,10 @@ fn segment(at: &Restored<'_>, flags: u8, acknowledge: u32, wanted: TcpState) -> 
     let checksum = checksum(snapshot.peer.ip(), local.ip(), &tcp);
     tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
 
-    sys::send_raw(voice, &with_ip_header(snapshot.peer.ip(), local.ip(), &tcp), local.ip())?;
+    if sys::send_raw(voice, &with_ip_header(snapshot.peer.ip(), local.ip(), &tcp), local.ip()).is_err() {
+        // As if a filter had taken it: the caller must know that the connection was not touched.
+        return Err(Error::HalfClose { wanted: snapshot.state, found: Info::read(fd)?.state });
+    }
 
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -23,9 +23,13 @@ pub struct Balancer<'a> {
 
 impl<'a> Balancer<'a> {
     pub fn new(site: &'a Site) -> Balancer<'a> {
+        Balancer::with(site, &Options::default())
+    }
+
+    pub fn with(site: &'a Site, options: &Options) -> Balancer<'a> {
         let identity = site.identity(Role::Balancer, "balancer");
         let (steer, listener) = site.balancer.on(|| {
-            let steer = Steer::attach(&["eth0"], &Options::default()).expect("root can attach");
+            let steer = Steer::attach(&["eth0"], options).expect("root can attach");
             (steer, TcpListener::bind("10.0.0.2:80").expect("the port is free"))
         });
         Balancer { site, steer, identity, listener }
@@ -34,9 +38,14 @@ impl<'a> Balancer<'a> {
     /// A client, and its connection here.
     pub fn client(&self) -> (Client, TcpStream) {
         let client = self.site.connect();
+        (client, self.accept())
+    }
+
+    /// The connection of a client that has connected.
+    pub fn accept(&self) -> TcpStream {
         let (server, _) = self.listener.accept().expect("the client has connected");
         server.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        (client, server)
+        server
     }
 
     /// To backend 0.

@@ -1,0 +1,226 @@
+//! Limits, policies, and clients that do not wait.
+
+mod common;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use common::{Client, Site, eventually};
+
+fn quick(policy: &str) -> String {
+    format!("policy = {policy:?}\nstep-ms = 1000\n")
+}
+
+#[test]
+fn a_client_that_does_not_wait_loses_nothing() {
+    let site = Site::new(2);
+    let config = quick("per-request 1");
+    let backends = [0, 1].map(|number| site.start_backend(number, &config));
+    let balancer = site.start_balancer(&config);
+    balancer.sees(2);
+    let mut client = site.connect();
+    let mut writer = client.stream.try_clone().unwrap();
+    const REQUESTS: usize = 300;
+    // Each request leaves some microseconds after the one before, whatever is answered: into the block of a transfer,
+    // behind a request in the same segment, or between.
+    let writing = std::thread::spawn(move || {
+        for number in 0..REQUESTS {
+            writer.write_all(format!("GET /bytes/{} HTTP/1.1\r\nHost: x\r\n\r\n", number * 37).as_bytes()).unwrap();
+            let pause = Instant::now() + Duration::from_micros(number as u64 * 7 % 900);
+            while Instant::now() < pause {
+                std::thread::yield_now();
+            }
+        }
+    });
+    for _ in 0..REQUESTS {
+        assert_eq!(client.answer().unwrap(), 200);
+    }
+    writing.join().unwrap();
+    let report = balancer.report();
+    assert!(report.handoffs.back >= 250, "{:?}", report.handoffs);
+    assert_eq!(report.reset, 0);
+    drop(client);
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
+/// A client that has sent all its requests and closed its direction.
+fn half_closed(site: &Site) -> Client {
+    let mut client = site.connect();
+    let requests = "GET /bytes/300000 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(4);
+    client.stream.write_all(requests.as_bytes()).unwrap();
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    client
+}
+
+#[test]
+fn half_closed_connections_go_out_and_come_back() {
+    let site = Site::new(2);
+    let config = quick("per-request 1");
+    let backends = [0, 1].map(|number| site.start_backend(number, &config));
+    let balancer = site.start_balancer(&config);
+    balancer.sees(2);
+    let all_answered = |client: &mut Client| {
+        for _ in 0..4 {
+            assert_eq!(client.answer().unwrap(), 200);
+        }
+        assert_eq!(client.answer().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    };
+    all_answered(&mut half_closed(&site));
+    balancer.is_clean();
+    assert_eq!((balancer.report().handoffs.back, balancer.report().reset), (3, 0));
+
+    // Without a loopback device a half-closed connection cannot be restored, which shows at the last step: here at the
+    // balancer, whose backend has given the connection up by then.
+    site.balancer.on(|| common::run("ip link set lo down"));
+    // The FIN may arrive behind the block, and then there is nothing to restore.
+    eventually("one is reset, none hangs", || {
+        let mut client = half_closed(&site);
+        let ended = (0..5).find_map(|_| client.answer().err()).unwrap();
+        let failed = balancer.aborted("take_back");
+        assert_eq!(ended.kind() == std::io::ErrorKind::ConnectionReset, failed == 1, "{ended}");
+        failed == 1
+    });
+    site.balancer.on(|| common::run("ip link set lo up"));
+    balancer.is_clean();
+
+    // And here at the backends, where the balancer still has it.
+    for backend in &site.backends {
+        backend.on(|| common::run("ip link set lo down"));
+    }
+    eventually("one is refused, all are answered", || {
+        all_answered(&mut half_closed(&site));
+        balancer.aborted("snapshot") > 0
+    });
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
+#[test]
+fn a_full_map_relays_or_goes_elsewhere() {
+    let site = Site::new(2);
+    let backends =
+        [site.start_backend(0, &format!("{}capacity = 1\n", quick("pin"))), site.start_backend(1, &quick("pin"))];
+    let balancer = site.start_balancer(&format!("{}capacity = 3\n", quick("pin")));
+    balancer.sees(2);
+    let mut clients: Vec<Client> = (0..6).map(|_| site.connect()).collect();
+    for _ in 0..2 {
+        for client in &mut clients {
+            assert_eq!(client.get("/bytes/100000").unwrap(), 200);
+        }
+    }
+    // Counted when they are over, which the client may see first.
+    eventually("the others were relayed", || balancer.report().requests == 6);
+    let report = balancer.report();
+    assert_eq!(report.connections.away, 3, "{report:?}");
+    assert!(report.handoffs.aborted["full"] >= 6, "{report:?}");
+    drop(clients);
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
+#[test]
+fn a_backend_without_room_is_not_the_last_one() {
+    let site = Site::new(2);
+    // A backend's connection needs one of the two rules of a flow as long as it does not go back.
+    for (limit, most) in [("capacity = 1\n", 2), ("max-connections = 1\n", 1)] {
+        let full = site.start_backend(0, &format!("{}{limit}", quick("pin")));
+        let roomy = site.start_backend(1, &quick("pin"));
+        let balancer = site.start_balancer(&quick("pin"));
+        balancer.sees(2);
+        let mut clients: Vec<Client> = (0..6).map(|_| site.connect()).collect();
+        for client in &mut clients {
+            assert_eq!(client.get("/bytes/100000").unwrap(), 200);
+        }
+        let owned = [&full, &roomy].map(|backend| backend.report().connections.away);
+        assert_eq!(owned, [most, 6 - most], "{limit}");
+        drop(clients);
+        balancer.is_clean();
+        full.is_clean();
+        roomy.is_clean();
+    }
+}
+
+#[test]
+fn the_load_is_balanced_again() {
+    let site = Site::new(2);
+    let config = quick("least-loaded");
+    let first = site.start_backend(0, &config);
+    let balancer = site.start_balancer(&config);
+    balancer.sees(1);
+    let mut clients: Vec<Client> = (0..12).map(|_| site.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/bytes/1000").unwrap(), 200);
+    }
+    assert_eq!(first.report().connections.away, 12);
+    let second = site.start_backend(1, &config);
+    balancer.sees(2);
+    eventually("the second one gets its share", || {
+        for client in &mut clients {
+            assert_eq!(client.get("/bytes/1000").unwrap(), 200);
+        }
+        second.report().connections.away >= 4
+    });
+    assert_eq!(balancer.report().reset, 0);
+    drop(clients);
+    balancer.is_clean();
+    first.is_clean();
+    second.is_clean();
+}
+
+#[test]
+fn silent_and_excess_clients_are_sent_away() {
+    let site = Site::new(1);
+    let backend = site.start_backend(0, &format!("{}idle-ms = 400\n", quick("pin")));
+    let balancer = site.start_balancer(&format!("{}idle-ms = 400\nmax-connections = 2\n", quick("pin")));
+    balancer.sees(1);
+    let mut served = site.connect();
+    assert_eq!(served.get("/bytes/1000").unwrap(), 200);
+    let mut silent: Vec<Client> = (0..2).map(|_| site.connect()).collect();
+    eventually("both are there", || balancer.report().connections.here == 2);
+    assert_eq!(site.connect().answer().unwrap(), 503);
+    for client in &mut silent {
+        assert_eq!(client.answer().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "closed, not reset");
+    }
+    assert_eq!(served.answer().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "closed by the backend");
+    drop(served);
+    balancer.is_clean();
+    backend.is_clean();
+}
+
+#[test]
+fn what_is_no_request_is_answered_and_closed() {
+    let site = Site::new(1);
+    let backend = site.start_backend(0, &quick("pin"));
+    let balancer = site.start_balancer(&quick("pin"));
+    balancer.sees(1);
+    for (text, status) in [("garbage\r\n\r\n", 400), ("POST / HTTP/1.1\r\n\r\n", 501)] {
+        for away in [false, true] {
+            let mut client = site.connect();
+            if away {
+                assert_eq!(client.get("/bytes/10").unwrap(), 200);
+            }
+            client.stream.write_all(text.as_bytes()).unwrap();
+            assert_eq!(client.answer().unwrap(), status, "away {away}");
+            let end = client.answer().unwrap_err();
+            assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof, "{text:?} away {away}: {end}");
+        }
+    }
+    balancer.is_clean();
+    backend.is_clean();
+}
+
+#[test]
+fn a_client_that_vanishes_is_given_up() {
+    let site = Site::new(1);
+    let limits = format!("{}user-timeout-ms = 1000\nidle-ms = 3000\n", quick("pin"));
+    let backend = site.start_backend(0, &limits);
+    let balancer = site.start_balancer(&limits);
+    balancer.sees(1);
+    let mut client = site.connect();
+    client.ask("/bytes/100000000").unwrap();
+    eventually("it is away", || balancer.report().connections.away == 1);
+    site.client.on(|| common::run("ip link set eth0 down"));
+    balancer.is_clean();
+    backend.is_clean();
+}
