@@ -87,6 +87,8 @@ pub enum Body {
 pub struct Done {
     /// Which attempt to give it back this is, from 0.
     pub generation: u32,
+    /// Where it is: a balancer that was started anew compares it with its rule.
+    pub at: SocketAddr,
     /// The balancer's address of the connection: a balancer that was started anew knows it only by its rule.
     pub local: SocketAddr,
     /// The client's address.
@@ -148,6 +150,7 @@ impl Message {
             Body::BeginOffload(snapshot) => bytes.extend(snapshot),
             Body::ServerDone(done) => {
                 bytes.extend(done.generation.to_be_bytes());
+                put_address(&mut bytes, done.at);
                 put_address(&mut bytes, done.local);
                 put_address(&mut bytes, done.peer);
                 bytes.extend(&done.snapshot);
@@ -272,8 +275,8 @@ fn server_ready(mut body: &[u8]) -> Option<Body> {
 
 fn server_done(mut body: &[u8]) -> Option<Done> {
     let generation = u32::from_be_bytes(*take(&mut body)?);
-    let (local, peer) = (take_address(&mut body)?, take_address(&mut body)?);
-    Some(Done { generation, local, peer, snapshot: body.to_vec() })
+    let (at, local, peer) = (take_address(&mut body)?, take_address(&mut body)?, take_address(&mut body)?);
+    Some(Done { generation, at, local, peer, snapshot: body.to_vec() })
 }
 
 fn ping(mut body: &[u8]) -> Option<Ping> {

@@ -15,8 +15,8 @@ fn body() -> impl Strategy<Value = Body> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..2000);
     prop_oneof![
         bytes().prop_map(Body::BeginOffload),
-        (any::<u32>(), address(), address(), bytes()).prop_map(|(generation, local, peer, snapshot)| {
-            Body::ServerDone(Done { generation, local, peer, snapshot })
+        (any::<u32>(), address(), address(), address(), bytes()).prop_map(|(generation, at, local, peer, snapshot)| {
+            Body::ServerDone(Done { generation, at, local, peer, snapshot })
         }),
         (address(), any::<u64>(), any::<u64>()).prop_map(|(local, thaw_ns, rule_ns)| Body::ServerReady {
             local,

@@ -1,5 +1,6 @@
 //! Connections that come back from a backend, or have ended there.
 
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -64,7 +65,11 @@ fn of_mine(balancer: &Arc<Balancer>, transfer: u64, entry: &Away, done: &Done) -
 /// Redirections that a process before this one left: only their rule is known.
 fn of_an_earlier_process(balancer: &Arc<Balancer>, transfer: u64, done: &Done) -> Body {
     let flow = Flow { local: done.local, peer: done.peer };
-    let target = lock(&balancer.inherited).remove(&flow);
+    // A backend that does not have it (any more) has no say.
+    let target = match lock(&balancer.inherited).entry(flow) {
+        Entry::Occupied(known) if *known.get() == done.at => Some(known.remove()),
+        _ => None,
+    };
     if done.snapshot.is_empty() {
         if target.is_some() {
             let _ = balancer.steer.remove(&flow);

@@ -19,7 +19,7 @@ use crate::metrics::{self, BackendReport, Metrics};
 use crate::past::Past;
 use crate::relay::Upstream;
 use crate::reset::Resets;
-use crate::watch::Peer;
+use crate::watch::{Bell, Peer};
 use crate::{ServeError, accept, back, bind, http, lock, peers, prepare, relay, spawn, watch};
 
 /// How many backends a connection is offered to before its request is relayed.
@@ -36,6 +36,7 @@ pub struct Balancer {
     pub returned: Mutex<Past<()>>,
     transfers: AtomicU64,
     pub resets: Resets,
+    pub bell: Bell,
     pub metrics: Metrics,
 }
 
@@ -54,6 +55,7 @@ pub fn run(config: Config, ready: impl FnOnce()) -> Result<(), ServeError> {
         // Two balancers, or two processes of one, do not have the same numbers.
         transfers: AtomicU64::new(RandomState::new().hash_one(std::process::id())),
         resets: Resets::start().map_err(ServeError::Thread)?,
+        bell: Bell::default(),
         metrics: Metrics::new(),
         config,
     });

@@ -240,4 +240,29 @@ control = "192.0.2.3:7000"
             assert!(error.starts_with(expected), "{error}");
         }
     }
+
+    fn manual() -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/handoff.md");
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn the_manual_lists_every_key() {
+        let manual = manual();
+        let error = Config::parse(Path::new("x"), "no-such-key = 1").unwrap_err().to_string();
+        let known = error.split("expected one of ").nth(1).unwrap();
+        for key in known.split('`').skip(1).step_by(2).filter(|key| *key != "backend") {
+            assert!(manual.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{key}`"))), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_configurations_of_the_manual_are_good() {
+        let manual = manual();
+        let mut blocks = manual.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let (balancer, backend) = (blocks.next().unwrap(), blocks.next().unwrap());
+        let read = |text: &str| Config::parse(Path::new("x"), text).unwrap();
+        assert_eq!(read(balancer).backend.len(), 3);
+        assert_eq!(read(&format!("{backend}{balancer}")).name.as_deref(), Some("b0"));
+    }
 }

@@ -29,7 +29,8 @@ pub fn farewell(mut stream: TcpStream, patience: Duration) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok(timeout) = Timespec::try_from(left) else { return };
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
-        if left.is_zero() || epoll::wait(&poll, &mut events[..], Some(&timeout)).is_err() {
+        let waited = epoll::wait(&poll, &mut events[..], Some(&timeout));
+        if left.is_zero() || waited.is_err_and(|error| error != rustix::io::Errno::INTR) {
             return;
         }
     }

@@ -99,9 +99,22 @@ fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Option<&'a str
     std::str::from_utf8(found.value).ok().map(str::trim)
 }
 
+/// A read with a time limit is interrupted when the process was stopped and goes on (signal(7)): that is no error.
+///
+/// # Errors
+/// All others.
+pub fn read(from: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 fn fill(from: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<bool> {
     let mut bytes = [0; 4096];
-    let count = from.read(&mut bytes)?;
+    let count = read(from, &mut bytes)?;
     buffer.extend_from_slice(&bytes[..count]);
     Ok(count > 0)
 }

@@ -120,5 +120,10 @@ fn prepare(stream: &TcpStream, config: &Config) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(config.idle()))?;
     stream.set_write_timeout(Some(config.idle()))?;
-    Ok(sockopt::set_tcp_user_timeout(stream, config.user_timeout_ms)?)
+    sockopt::set_tcp_user_timeout(stream, config.user_timeout_ms)?;
+    // Finds clients that are silent because they are gone; the time limit above then holds for the probes.
+    let probe = (Duration::from_millis(u64::from(config.user_timeout_ms)) / 3).max(Duration::from_secs(1));
+    sockopt::set_tcp_keepidle(stream, probe)?;
+    sockopt::set_tcp_keepintvl(stream, probe)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -286,7 +286,9 @@ pub fn tell(path: &Path, report: impl Fn() -> Report + Send + 'static) -> Result
     let listener = UnixListener::bind(path).map_err(refused)?;
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            if let Ok(text) = serde_json::to_string(&report()) {
+            // Somebody who does not read must not keep the others waiting.
+            let limited = stream.set_write_timeout(Some(Duration::from_secs(1)));
+            if let (Ok(()), Ok(text)) = (limited, serde_json::to_string(&report())) {
                 let _ = writeln!(stream, "{text}");
             }
         }

@@ -1,6 +1,6 @@
 //! Relays a request to a backend, and the answer to the client.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -98,7 +98,7 @@ fn copy(from: &mut TcpStream, to: &mut TcpStream, mut left: u64) -> io::Result<(
     let mut bytes = vec![0; 64 << 10];
     while left > 0 {
         let room = bytes.len().min(left as usize);
-        let count = from.read(&mut bytes[..room])?;
+        let count = http::read(from, &mut bytes[..room])?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -42,7 +42,7 @@ impl Owned {
     }
 
     pub fn done(&self, snapshot: Vec<u8>) -> Done {
-        Done { generation: self.generation, local: self.local, peer: self.flow.peer, snapshot }
+        Done { generation: self.generation, at: self.flow.local, local: self.local, peer: self.flow.peer, snapshot }
     }
 }
 
@@ -212,7 +212,7 @@ impl Backend {
             Event::PeerLost => {
                 // If the balancer has died, the next one has inherited a redirection to nobody.
                 let balancer = SocketAddr::new(local.ip(), self.config.balancer_port);
-                let ended = Done { generation: 0, local, peer: flow.peer, snapshot: Vec::new() };
+                let ended = Done { generation: 0, at: flow.local, local, peer: flow.peer, snapshot: Vec::new() };
                 self.tell_later(balancer, transfer, ended);
                 None
             }

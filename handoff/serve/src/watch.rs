@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use underdeck_handoff_control::message::{Body, Message, Ping};
@@ -34,6 +34,27 @@ pub struct Peer {
     heard: Mutex<Instant>,
     rest: Mutex<Rest>,
     route: Mutex<Option<(Instant, Target)>>,
+}
+
+/// Rings when a backend comes or goes: the others learn of it at once.
+#[derive(Default)]
+pub struct Bell {
+    rung: Mutex<u64>,
+    ring: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *lock(&self.rung) += 1;
+        self.ring.notify_all();
+    }
+
+    /// Waits for that, but not for long. `heard` is how often it had rung.
+    fn wait(&self, heard: &mut u64, most: Duration) {
+        let rung = lock(&self.rung);
+        let waited = self.ring.wait_timeout_while(rung, most, |rung| *rung == *heard);
+        *heard = *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+    }
 }
 
 #[derive(Default)]
@@ -122,6 +143,7 @@ pub fn watch(balancer: &Balancer, index: usize, identity: &Identity) {
     let dead_after = balancer.config.dead_after();
     let (mut process, mut buried) = (None, false);
     let mut line: Option<Line> = None;
+    let mut rung = 0;
     peer.heard();
     loop {
         let left = dead_after.saturating_sub(peer.silence()).max(Duration::from_millis(1));
@@ -139,7 +161,9 @@ pub fn watch(balancer: &Balancer, index: usize, identity: &Identity) {
                     }
                     peer.heard();
                     buried = false;
-                    peer.alive.store(true, Relaxed);
+                    if !peer.alive.swap(true, Relaxed) {
+                        balancer.bell.ring();
+                    }
                 }
             }
             // The connection broke, which a living backend may do: try another one, at once.
@@ -159,7 +183,7 @@ pub fn watch(balancer: &Balancer, index: usize, identity: &Identity) {
             line = None;
             peer.heard();
         }
-        std::thread::sleep(HEARTBEAT);
+        balancer.bell.wait(&mut rung, HEARTBEAT);
     }
 }
 
@@ -208,4 +232,5 @@ fn bury(balancer: &Balancer, index: usize) {
     peer.pool.clear();
     away::end_all(balancer, index);
     back::end_inherited(balancer, peer.config.listen.ip());
+    balancer.bell.ring();
 }

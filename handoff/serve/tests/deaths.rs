@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use common::balancer::{Balancer, ask};
 use common::fake::{self, Fault};
 use common::{Client, Site, eventually};
-use underdeck_handoff_control::message::Body;
+use underdeck_handoff_control::keys::Role;
+use underdeck_handoff_control::message::{Body, Done, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
-use underdeck_handoff_steer::Options;
+use underdeck_handoff_steer::{Flow, Options};
 
 const PIN: &str = "policy = \"pin\"\nstep-ms = 300\n";
 
@@ -27,8 +28,9 @@ fn clients(site: &Site, count: usize) -> Vec<Client> {
 fn exactly_the_connections_of_a_dead_backend_end() {
     for stopped in [false, true] {
         let site = Site::new(3);
-        let backends: Vec<_> = (0..3).map(|number| site.start_backend(number, PIN)).collect();
-        let balancer = site.start_balancer(PIN);
+        let config = format!("{PIN}user-timeout-ms = 1000\n");
+        let backends: Vec<_> = (0..3).map(|number| site.start_backend(number, &config)).collect();
+        let balancer = site.start_balancer(&config);
         balancer.sees(3);
         let mut clients = clients(&site, 12);
         let owned: Vec<u64> = backends.iter().map(|backend| backend.report().connections.away).collect();
@@ -71,7 +73,7 @@ fn exactly_the_connections_of_a_dead_backend_end() {
             assert_eq!(client.get("/bytes/1000").unwrap(), 200, "new requests go elsewhere");
         }
         if let Some(dead) = dead {
-            // It comes back to itself: what it still has nobody listens to, and it serves again.
+            // It comes back to itself, and serves again. What it still has is given up: nobody acknowledges probes.
             dead.go_on();
             balancer.sees(3);
             drop(clients);
@@ -143,6 +145,60 @@ fn the_next_backend_of_a_shard_answers_for_a_dead_one() {
     balancer.is_clean();
 }
 
+#[test]
+fn a_backend_that_sleeps_through_a_handoff_does_not_take_it_later() {
+    let patient = format!("{PIN}dead-after-ms = 60000\n");
+    let site = Site::new(2);
+    let [first, second] = [0, 1].map(|number| site.start_backend(number, PIN));
+    let balancer = site.start_balancer(&patient);
+    balancer.sees(2);
+    first.stop();
+    let mut client = site.connect();
+    assert_eq!(client.get("/bytes/100000").unwrap(), 200);
+    assert_eq!(balancer.aborted("time_out") + balancer.aborted("unreachable"), 1);
+    assert_eq!(second.report().connections.away, 1);
+    // Now it reads BEGIN_OFFLOAD, if it got so far.
+    first.go_on();
+    first.is_clean();
+    for _ in 0..20 {
+        assert_eq!(client.get("/bytes/100000").unwrap(), 200);
+    }
+    assert_eq!(first.report().requests, 0);
+    // A nap without any handoff: the connection is still there afterwards.
+    second.stop();
+    second.go_on();
+    for _ in 0..20 {
+        assert_eq!(client.get("/bytes/100000").unwrap(), 200);
+    }
+    drop(client);
+    balancer.is_clean();
+    second.is_clean();
+}
+
+#[test]
+fn a_balancer_that_sleeps_through_a_return_has_no_second_say() {
+    let site = Site::new(1);
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 300\n";
+    let backend = site.start_backend(0, per_request);
+    let balancer = site.start_balancer(per_request);
+    balancer.sees(1);
+    let mut client = site.connect();
+    for _ in 0..3 {
+        assert_eq!(client.get("/bytes/1000").unwrap(), 200);
+    }
+    eventually("the connection is away", || balancer.report().connections.away == 1);
+    balancer.stop();
+    client.ask("/bytes/1000").unwrap();
+    client.is_reset();
+    assert_eq!(backend.aborted("in_doubt"), 1);
+    // Now it reads SERVER_DONE, and restores a connection that has ended.
+    balancer.go_on();
+    balancer.is_clean();
+    backend.is_clean();
+    balancer.sees(1);
+    assert_eq!(site.connect().get("/bytes/1000").unwrap(), 200);
+}
+
 /// A folder in the BPF file system that goes with the test.
 struct Pin(PathBuf);
 
@@ -185,8 +241,9 @@ fn backends_finish_what_they_own_when_the_balancer_starts_anew() {
     drop(clients);
     eventually("their rules are gone", || balancer.report().rules.tc == 2);
     let [first, second] = backends;
-    let owned = [&first, &second].map(|backend| backend.report().connections.away);
-    assert_eq!(owned.iter().sum::<u64>(), 2);
+    let owned = || [&first, &second].map(|backend| backend.report().connections.away);
+    eventually("the backends have forgotten them", || owned().iter().sum::<u64>() == 2);
+    let owned = owned();
     first.kill();
     eventually("its rules are gone", || balancer.report().rules.tc == owned[1]);
     eventually("they are counted", || balancer.report().reset == owned[0]);
@@ -269,6 +326,57 @@ fn a_backend_that_was_to_take_it_tells_the_next_balancer() {
     client.is_reset();
     balancer.is_clean();
     backend.is_clean();
+}
+
+#[test]
+fn only_the_backend_that_has_it_can_end_it() {
+    let site = Site::new(1);
+    let pin = Pin::new("say");
+    let flow = Flow { local: site.address(2, 80), peer: site.address(1, 4000) };
+    {
+        let options = Options { pin: Some(pin.0.clone()), ..Options::default() };
+        let balancer = Balancer::with(&site, &options);
+        let ready = Body::ServerReady { local: site.address(3, 61_000), thaw_ns: 0, rule_ns: 0 };
+        balancer.redirect(&flow, &ready);
+    }
+    let identity = site.identity(Role::Backend, "b0");
+    // Plays the backend; its heartbeats are not answered, but nothing else than death would follow.
+    let config = format!("{}dead-after-ms = 60000\n", pin.config());
+    let _listener = site.backends[0].on(|| std::net::TcpListener::bind("10.0.0.3:7000")).unwrap();
+    let balancer = site.start_balancer(&config);
+    let say = |body: Body| {
+        let mut control = site.backends[0].on(|| identity.connect(site.address(2, 7000), common::PATIENCE)).unwrap();
+        ask(&mut control, 5, body)
+    };
+    let done = |port, snapshot: &[u8]| {
+        let (local, peer, at) = (flow.local, flow.peer, site.address(3, port));
+        Body::ServerDone(Done { generation: 0, at, local, peer, snapshot: snapshot.to_vec() })
+    };
+    assert_eq!(say(done(61_001, b"")), Body::EndOffload);
+    assert_eq!(say(done(61_001, b"x")), Body::Refused(Refusal::Transfer));
+    assert_eq!(say(done(61_000, b"x")), Body::Refused(Refusal::Snapshot));
+    assert_eq!(say(Body::Abort(0)), Body::Refused(Refusal::Transfer));
+    assert_eq!(say(Body::LbReady), Body::Refused(Refusal::Transfer));
+    assert_eq!(balancer.report().rules.tc, 1);
+    assert_eq!(say(done(61_000, b"")), Body::EndOffload);
+    balancer.is_clean();
+}
+
+#[test]
+fn an_inherited_redirection_that_nothing_uses_goes() {
+    let site = Site::new(1);
+    let pin = Pin::new("idle");
+    {
+        let options = Options { pin: Some(pin.0.clone()), ..Options::default() };
+        let balancer = Balancer::with(&site, &options);
+        let flow = Flow { local: site.address(2, 80), peer: site.address(1, 4000) };
+        let ready = Body::ServerReady { local: site.address(3, 61_000), thaw_ns: 0, rule_ns: 0 };
+        balancer.redirect(&flow, &ready);
+    }
+    let _listener = site.backends[0].on(|| std::net::TcpListener::bind("10.0.0.3:7000")).unwrap();
+    let balancer = site.start_balancer(&format!("{}dead-after-ms = 60000\nidle-ms = 300\n", pin.config()));
+    assert_eq!(balancer.report().rules.tc, 1);
+    balancer.is_clean();
 }
 
 #[test]

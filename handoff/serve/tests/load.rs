@@ -44,6 +44,68 @@ fn a_client_that_does_not_wait_loses_nothing() {
     backends.iter().for_each(common::Server::is_clean);
 }
 
+/// Prints the table of steps (with `--nocapture`; set UNDERDECK_SERVE to a release build of the example).
+#[test]
+fn one_client_moves_a_thousand_times() {
+    let site = Site::new(2);
+    let config = quick("per-request 1");
+    let backends = [0, 1].map(|number| site.start_backend(number, &config));
+    let balancer = site.start_balancer(&config);
+    balancer.sees(2);
+    let mut client = site.connect();
+    for number in 0..1001 {
+        assert_eq!(client.get(&format!("/bytes/{number}")).unwrap(), 200);
+    }
+    eventually("all are counted", || balancer.report().handoffs.out == 1001);
+    let report = balancer.report();
+    assert_eq!((report.handoffs.back, report.reset, report.handoffs.aborted.len()), (1000, 0, 0), "{report:?}");
+    for times in report.times {
+        assert_eq!(times.count, 1001);
+        println!("{:<14} p50 {:>7.1} us, p99 {:>8.1} us", times.name, times.p50_us, times.p99_us);
+    }
+    drop(client);
+    balancer.is_clean();
+    backends.iter().for_each(common::Server::is_clean);
+}
+
+#[test]
+fn many_clients_move_all_the_time() {
+    const CLIENTS: usize = 8;
+    const REQUESTS: usize = 150;
+    for policy in ["per-request 1", "shard"] {
+        let site = Site::new(3);
+        let config = quick(policy);
+        let backends = [0, 1, 2].map(|number| site.start_backend(number, &config));
+        let balancer = site.start_balancer(&config);
+        balancer.sees(3);
+        let mut first = site.connect();
+        eventually("connections move", || {
+            let before = balancer.report().handoffs.back;
+            (0..10).for_each(|number| assert_eq!(first.get(&format!("/bytes/1/{number}")).unwrap(), 200));
+            balancer.report().handoffs.back > before + 3
+        });
+        drop(first);
+        std::thread::scope(|scope| {
+            for one in 0..CLIENTS {
+                let mut client = site.connect();
+                scope.spawn(move || {
+                    for number in 0..REQUESTS {
+                        let size = (one * 7919 + number * 104_729) % 200_000;
+                        assert_eq!(client.get(&format!("/bytes/{size}/{number}")).unwrap(), 200);
+                    }
+                });
+            }
+        });
+        let report = balancer.report();
+        println!("{policy}: {:?}, median {:?} us", report.handoffs, report.handoff_us_p50);
+        assert!(report.handoffs.aborted.is_empty() && report.reset == 0, "{policy}: {report:?}");
+        let least = if policy == "shard" { REQUESTS * CLIENTS / 2 } else { (REQUESTS - 1) * CLIENTS };
+        assert!(report.handoffs.back as usize >= least, "{policy}: {:?}", report.handoffs);
+        balancer.is_clean();
+        backends.iter().for_each(common::Server::is_clean);
+    }
+}
+
 /// A client that has sent all its requests and closed its direction.
 fn half_closed(site: &Site) -> Client {
     let mut client = site.connect();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use underdeck_handoff_control::keys::{self, Role};
 use underdeck_handoff_control::tls::Identity;
-use underdeck_handoff_serve::{Report, objects};
+use underdeck_handoff_serve::{Config, Report, objects};
 
 /// Everything that a test waits for is there within this time, or never.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -162,11 +162,13 @@ impl Site {
         let config = folder.join(format!("{name}.toml"));
         std::fs::write(&config, text).expect("ours");
         let role = if name == "balancer" { "balancer" } else { "backend" };
-        let mut child =
-            on.on(|| Command::new(program()).arg(role).arg(&config).stdout(Stdio::piped()).spawn().expect("it starts"));
+        let mut child = on.on(|| program(role, &config).stdout(Stdio::piped()).spawn().expect("it starts"));
+        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it speaks");
-        assert_eq!(line, "ready\n", "{name} does not start");
+        while !line.ends_with("ready\n") {
+            line.clear();
+            assert!(lines.read_line(&mut line).expect("it speaks") > 0, "{name} does not start");
+        }
         Server { child, status: folder.join(format!("{name}.sock")) }
     }
 
@@ -180,13 +182,34 @@ impl Site {
     }
 }
 
-/// The example that this crate's tests are built with.
-fn program() -> PathBuf {
-    let own = std::env::current_exe().expect("this program has a path");
-    let folder = own.parent().and_then(Path::parent).expect("target/…/deps");
-    let path = std::env::var_os("UNDERDECK_SERVE").map_or_else(|| folder.join("examples/serve"), PathBuf::from);
-    assert!(path.exists(), "{}: run all tests of this crate, or cargo build --example serve", path.display());
-    path
+/// Role and configuration for the server that is started.
+const SERVER: &str = "UNDERDECK_TEST_SERVER";
+
+/// What this program does in another process, started again for this one test: it is a server.
+#[test]
+fn server_process() {
+    let Ok(how) = std::env::var(SERVER) else { return };
+    let (role, config) = how.split_once(' ').expect("a role and a file");
+    let config = Config::load(Path::new(config)).expect("it is good");
+    let ready = || println!("ready");
+    match role {
+        "balancer" => underdeck_handoff_serve::balancer(config, ready),
+        _ => underdeck_handoff_serve::backend(config, ready),
+    }
+    .expect("it starts");
+}
+
+/// This program as a server, or the one that `UNDERDECK_SERVE` names (such as a release build of the example).
+fn program(role: &str, config: &Path) -> Command {
+    if let Some(path) = std::env::var_os("UNDERDECK_SERVE") {
+        let mut command = Command::new(path);
+        command.arg(role).arg(config);
+        return command;
+    }
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(["common::server_process", "--exact", "--nocapture"]);
+    command.env(SERVER, format!("{role} {}", config.display()));
+    command
 }
 
 /// A process, killed when it is dropped.
@@ -230,6 +253,9 @@ impl Server {
     /// Stops it without a word to anybody, as a host does that is cut off.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stopped = || std::fs::read_to_string(&stat).expect("it lives").contains(") T ");
+        eventually("it stops", stopped);
     }
 
     pub fn go_on(&self) {
