@@ -12,8 +12,8 @@ use underdeck_lab::site::{Plan, Site};
 use underdeck_lab::{LabError, proc};
 
 /// Steps of an outbound handoff, in order, as the server names them.
-pub const STEPS: [&str; 8] =
-    ["block", "freeze", "encode", "control", "restore", "source_rule", "redirect_rule", "ready"];
+pub const STEPS: [&str; 9] =
+    ["block", "freeze", "encode", "control", "restore", "source_rule", "redirect_rule", "ready", "confirm"];
 
 /// What one mode did.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! Clients that download over and over, each on a thread and a socket of its own, and look at every byte.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::error::While;
 use crate::place::Place;
 use crate::{LabError, content};
 
-/// A client that hears nothing for so long hangs.
+/// By default.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of a read.
 const BLOCK: usize = 256 << 10;
@@ -76,10 +77,11 @@ pub struct Client {
     pub pipelined: usize,
     /// Reads little at a time and rests in between, so that what is sent to it waits in queues.
     pub slow: bool,
+    /// A client that hears nothing for so long hangs.
+    pub patience: Duration,
 }
 
 /// What all clients have seen.
-#[derive(Debug)]
 pub struct Seen {
     /// Bodies that arrived in full.
     pub responses: u64,
@@ -96,6 +98,20 @@ pub struct Seen {
     /// Nanoseconds to the last byte: from the start of connecting for a connection's first request, from sending for
     /// later ones.
     pub latency_ns: Histogram<u64>,
+}
+
+impl fmt::Debug for Seen {
+    /// Without the histogram, which has thousands of buckets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seen")
+            .field("responses", &self.responses)
+            .field("bytes", &self.bytes)
+            .field("connections", &self.connections)
+            .field("mismatches", &self.mismatches)
+            .field("failed", &self.failed)
+            .field("reasons", &self.reasons)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Seen {
@@ -187,7 +203,15 @@ impl Downloads {
 impl Client {
     /// One request for each connection.
     pub fn new(addr: SocketAddr) -> Self {
-        Self { addr, place: Place::default(), objects: Vec::new(), per_connection: 1, pipelined: 1, slow: false }
+        Self {
+            addr,
+            place: Place::default(),
+            objects: Vec::new(),
+            per_connection: 1,
+            pipelined: 1,
+            slow: false,
+            patience: PATIENCE,
+        }
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
@@ -198,9 +222,9 @@ impl Client {
         if self.slow {
             socket.set_recv_buffer_size(SLOW_BUFFER)?;
         }
-        socket.connect_timeout(&self.addr.into(), PATIENCE)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.connect_timeout(&self.addr.into(), self.patience)?;
+        socket.set_read_timeout(Some(self.patience))?;
+        socket.set_write_timeout(Some(self.patience))?;
         socket.set_tcp_nodelay(true)?;
         Ok(socket.into())
     }
@@ -355,7 +379,7 @@ impl Incoming {
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("hangs: nothing came for {PATIENCE:?}")))
+                Err(io::Error::new(io::ErrorKind::TimedOut, "hangs: nothing came"))
             }
             Err(error) => Err(error),
         }

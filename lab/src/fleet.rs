@@ -35,12 +35,14 @@ pub struct Setup {
     pub step_ms: u64,
     /// Most connections with rules at a time.
     pub capacity: u32,
+    /// Milliseconds after which a silent backend is dead. None: as by default.
+    pub dead_after_ms: Option<u64>,
 }
 
 impl Setup {
     /// With a policy; the rest as by default.
     pub fn new(policy: impl Into<String>) -> Self {
-        Self { policy: policy.into(), root: None, step_ms: 1000, capacity: 65_536 }
+        Self { policy: policy.into(), root: None, step_ms: 1000, capacity: 65_536, dead_after_ms: None }
     }
 }
 
@@ -150,6 +152,11 @@ impl Fleet {
         path.split('.').try_fold(&status, |value, name| value.get(name)).and_then(Value::as_u64).unwrap_or(0)
     }
 
+    /// A number of all members together.
+    pub fn sum(&self, path: &str) -> u64 {
+        self.members.iter().map(|(member, ..)| self.count(*member, path)).sum()
+    }
+
     /// Waits until no member has a connection, and none a rule.
     pub fn settled(&self, within: Duration) -> Result<(), LabError> {
         let settled = wait::until("", within, || self.busy().is_empty().then_some(()));
@@ -228,6 +235,9 @@ fn config(dir: &Path, site: &Site, setup: &Setup, member: Member, place: &Place)
         setup.step_ms,
         setup.capacity,
     );
+    if let Some(dead_after) = setup.dead_after_ms {
+        let _ = writeln!(text, "dead-after-ms = {dead_after}");
+    }
     if let Member::Backend(_) = member {
         let _ = writeln!(text, "name = {name:?}");
         if let Some(root) = &setup.root {

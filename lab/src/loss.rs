@@ -1,4 +1,5 @@
-//! Packet loss: an eBPF program at interfaces that drops some of what passes, at random.
+//! Packet loss: an eBPF program at interfaces that drops some of what passes, at random. ARP is spared: a host that does
+//! not find its neighbour is another fault, and lasts longer.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -47,6 +48,12 @@ const GET_PRANDOM_U32: i32 = 7;
 #[repr(C)]
 struct Instruction(u8, u8, i16, i32);
 
+/// Of `struct __sk_buff`.
+const PROTOCOL: i16 = 16;
+const ETH_P_ARP: u16 = 0x0806;
+
+const LOAD_32: u8 = 0x61;
+const IF_EQUAL: u8 = 0x15;
 const CALL: u8 = 0x85;
 const IF_LESS_32: u8 = 0xa6;
 const MOVE: u8 = 0xb7;
@@ -81,6 +88,8 @@ struct LinkAttributes {
 fn load(share: f64) -> io::Result<OwnedFd> {
     let threshold = (share.clamp(0.0, 1.0) * f64::from(u32::MAX)) as u32;
     let code = [
+        Instruction(LOAD_32, 2 | 1 << 4, PROTOCOL, 0),
+        Instruction(IF_EQUAL, 2, 2, i32::from(ETH_P_ARP.to_be())),
         Instruction(CALL, 0, 0, GET_PRANDOM_U32),
         Instruction(IF_LESS_32, 0, 2, threshold.cast_signed()),
         Instruction(MOVE, 0, 0, TCX_NEXT),

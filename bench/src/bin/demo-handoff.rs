@@ -46,6 +46,8 @@ const PAPER: [(&str, &str, u32); 6] = [
     ("ready", "ready", 56),
 ];
 const PAPER_TOTAL: u32 = 225;
+/// What follows when the backend owns the connection. Not a part of the whole.
+const AFTERWARDS: &str = "confirm";
 
 #[derive(Serialize)]
 struct Report {
@@ -203,6 +205,12 @@ fn print_modes(relay: &Mode, handoff: &Mode, handoffs: &Handoffs) {
             mode.broken
         );
     }
+    let carried = handoff.mb_per_s / (4.0 * f64::from(RATE_MBIT) / 8.0);
+    let limit = match carried {
+        0.85.. => "links, not CPUs, are the limit",
+        _ => "CPUs or another program were the limit: DO NOT COMPARE",
+    };
+    println!("bodies handed over fill {:.0} % of the backends' links: {limit}", carried * 100.0);
     println!(
         "throughput {:.2} times, balancer's CPU per byte 1/{:.1}; {} handoffs, {} failed; under this load, with control messages \
          queueing behind downloads, a handoff took {:.0} us (p50), {:.0} us (p99)",
@@ -217,13 +225,18 @@ fn print_modes(relay: &Mode, handoff: &Mode, handoffs: &Handoffs) {
 
 fn print_steps(quiet: &Handoffs) {
     println!("\n{} handoffs one by one on links without a limit, median microseconds:", quiet.handoffs);
-    for step in STEPS {
+    let us = |step: &str| quiet.steps_us.get(step).copied().unwrap_or(0.0);
+    for step in STEPS.into_iter().filter(|step| *step != AFTERWARDS) {
         let paper = PAPER.iter().find(|(name, ..)| *name == step);
         let paper = paper.map_or_else(String::new, |(_, name, us)| format!("paper: {name} {us}"));
-        println!("  {step:14} {:7.1}   {paper}", quiet.steps_us.get(step).copied().unwrap_or(0.0));
+        println!("  {step:14} {:7.1}   {paper}", us(step));
     }
-    println!("  {:14} {:7.1}   paper: {PAPER_TOTAL}", "all", quiet.handoff_us_p50);
+    println!("  {:14} {:7.1}   paper: {PAPER_TOTAL}", "all, p50", quiet.handoff_us_p50);
     println!("  {:14} {:7.1}", "all, p99", quiet.handoff_us_p99);
+    println!(
+        "  {AFTERWARDS:14} {:7.1}   the backend's word that it has the connection, while it already answers",
+        us(AFTERWARDS)
+    );
 }
 
 /// Every request migrates: from which size on is that faster than relaying?

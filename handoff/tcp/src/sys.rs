@@ -112,20 +112,24 @@ pub fn ioctl_int(fd: RawFd, request: u64, call: &'static str) -> Result<u32, Err
     }
 }
 
-/// Reads up to `room` bytes of the queue that repair mode has selected, without taking them.
-pub fn peek(fd: RawFd, room: usize) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::with_capacity(room);
+/// Reads up to `room` bytes of the queue that repair mode has selected, without taking them. Of the send queue, all if
+/// there is more: the kernel writes what fits, and says how much there is.
+pub fn peek(fd: RawFd, mut room: usize) -> Result<Vec<u8>, Error> {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most `room` bytes, which are reserved.
-    let got = unsafe { libc::recv(fd, bytes.as_mut_ptr() as *mut libc::c_void, room, flags) };
-    match got {
-        0.. => {
-            // SAFETY: that many were written.
-            unsafe { bytes.set_len(got as usize) };
-            Ok(bytes)
+    loop {
+        let mut bytes = Vec::with_capacity(room);
+        // SAFETY: the kernel writes at most `room` bytes, which are reserved.
+        let got = unsafe { libc::recv(fd, bytes.as_mut_ptr() as *mut libc::c_void, room, flags) };
+        match usize::try_from(got) {
+            Ok(got) if got > room => room = got,
+            Ok(got) => {
+                // SAFETY: that many were written, and there was room for them.
+                unsafe { bytes.set_len(got) };
+                return Ok(bytes);
+            }
+            Err(_) if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => return Ok(bytes),
+            Err(_) => return Err(last("recv(MSG_PEEK)")),
         }
-        _ if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Ok(bytes),
-        _ => Err(last("recv(MSG_PEEK)")),
     }
 }
 

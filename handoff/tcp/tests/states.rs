@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 
 use common::moving::Mover;
 use common::{Cable, content, eventually, queued, state};
@@ -110,6 +111,51 @@ fn unacknowledged_output() {
         eventually("all is acknowledged", || queued(&server).1 == 0);
         ping(&server, &client);
     });
+}
+
+#[test]
+fn output_of_which_a_part_of_a_segment_is_acknowledged() {
+    on_both(|mover, mut client, mut server| {
+        mover.deafen(&client);
+        let bytes = content(1000, 5);
+        server.write_all(&bytes).unwrap();
+        eventually("it is sent", || queued(&server) == (0, 1000, 0));
+        // As after another segmentation of the same bytes: the client has the first four, and says so.
+        put_received(&client, &bytes[..4]);
+        client.write_all(b"!").unwrap();
+        eventually("a part is acknowledged", || queued(&server) == (1, 996, 0));
+        let (server, snapshot) = mover.go(server);
+        mover.hear(&client);
+        assert_eq!(snapshot.unacknowledged(), &bytes[4..]);
+        expect(&server, b"!");
+        expect(&client, &bytes);
+        ping(&client, &server);
+        ping(&server, &client);
+    });
+}
+
+/// Puts bytes behind what a socket has received.
+fn put_received(to: &TcpStream, bytes: &[u8]) {
+    const TCP_RECV_QUEUE: i32 = 1;
+    for (option, value) in [(libc::TCP_REPAIR, 1), (libc::TCP_REPAIR_QUEUE, TCP_RECV_QUEUE)] {
+        set(to, option, value);
+    }
+    (&mut &*to).write_all(bytes).unwrap();
+    set(to, libc::TCP_REPAIR, 0);
+}
+
+fn set(socket: &TcpStream, option: i32, value: i32) {
+    // SAFETY: the kernel reads one integer.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            option,
+            (&raw const value).cast(),
+            size_of::<i32>() as u32,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 #[test]
