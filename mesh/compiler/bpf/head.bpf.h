@@ -87,6 +87,8 @@ apart int request_line(struct ud_head *h never_null)
 	h->target.at = h->path.at = start;
 	h->target.len = i - start;
 	h->path.len = (query ? query : i) - start;
+	for (ud_u32 n = 0; n < UD_PATH_WORDS; n++)
+		h->path_words[n] = word(h, start + 8 * n);
 	if (i + 11 > end)
 		return 0;
 	if (AT(h, i) != ' ' || word(h, i + 1) != 0x312e312f50545448ULL || AT(h, i + 9) != '\r' || AT(h, i + 10) != '\n')
