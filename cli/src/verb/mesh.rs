@@ -15,7 +15,7 @@ use underdeck_mesh_policy::read::LoadError;
 use crate::env::Env;
 use crate::exit::{Exit, Failure};
 
-/// Say which policies the kernel enforces, what they do to a request, and make programs of them
+/// Say what the kernel does with policies for Layer 7, and make programs of them
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
