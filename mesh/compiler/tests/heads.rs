@@ -88,6 +88,11 @@ fn what_is_not_plain_is_envoys() {
         ("GET /#a HTTP/1.1\r\nHost: shop", TARGET),
         ("GET /\u{e4} HTTP/1.1\r\nHost: shop", TARGET),
         ("GET /%61 HTTP/1.1\r\nHost: shop", PATH),
+        ("GET /a%2Fb HTTP/1.1\r\nHost: shop", PATH),
+        ("GET /a%2e%2e HTTP/1.1\r\nHost: shop", PATH),
+        ("GET /a%00 HTTP/1.1\r\nHost: shop", PATH),
+        ("GET /a%2 HTTP/1.1\r\nHost: shop", PATH),
+        ("GET /a%g0 HTTP/1.1\r\nHost: shop", PATH),
         ("GET /x/../a HTTP/1.1\r\nHost: shop", PATH),
         ("GET //a HTTP/1.1\r\nHost: shop", PATH),
         ("GET /a\\b HTTP/1.1\r\nHost: shop", PATH),
@@ -118,6 +123,7 @@ fn plain_forms_are_decided() {
     for head in [
         "GET /a HTTP/1.1\r\nHost: shop\r\n\r\n",
         "GET /a?b=%2f//../c HTTP/1.1\r\nHost: shop\r\n\r\n",
+        "GET /a%20b/%C3%a9%3A HTTP/1.1\r\nHost: shop\r\n\r\n",
         "delete /a HTTP/1.1\r\nhOST:shop\r\n\r\n",
         "POST / HTTP/1.1\r\nHost:   SHOP:8080  \r\nContent-Length: 5\r\nConnection: Keep-Alive\r\n\r\nhello",
         "GET / HTTP/1.1\r\nX-Empty:\r\nHost: shop.demo\r\nX-Empty:\r\n\r\nGET /next HTTP/1.1\r\n",
@@ -133,7 +139,7 @@ fn plain_forms_are_decided() {
 #[test]
 fn a_part_of_a_head_waits_for_the_rest() {
     let mut trial = program();
-    let head = "POST /a/b?c=d HTTP/1.1\r\nHost: shop\r\nX-User: jason\r\nContent-Length: 5\r\n\r\n";
+    let head = "POST /a/b%20c?d=%65 HTTP/1.1\r\nHost: shop\r\nX-User: jason\r\nContent-Length: 5\r\n\r\n";
     assert_eq!(decide(&mut trial, head.as_bytes()).verdict, abi::UD_FORWARD);
     for len in 0..head.len() {
         let tried = decide(&mut trial, &head.as_bytes()[..len]);
