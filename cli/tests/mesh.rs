@@ -1,4 +1,4 @@
-//! `underdeck mesh check` and `underdeck mesh explain`.
+//! `underdeck mesh check`, `compile` and `explain`.
 
 mod common;
 
@@ -99,4 +99,44 @@ fn what_is_not_there_is_named() {
     let args = ["explain", path.to_str().expect("plain"), "--request", "GET / host=a", "--listener", "gateway x/y"];
     let done = mesh(&args);
     assert_eq!((done.exit, done.err.contains("there are: mesh")), (Exit::Nothing, true), "{}", done.err);
+}
+
+#[test]
+fn compile_writes_what_the_documentation_lists() {
+    let place = tempfile::tempdir().expect("a directory");
+    let path = file(place.path(), "reviews.yaml", ROUTES);
+    let (out, cache) = (place.path().join("out"), place.path().join("cache"));
+    let [path, out_text, cache] = [&path, &out, &cache].map(|path| path.to_str().expect("plain"));
+    let compile = || World::default().underdeck(&["mesh", "compile", path, "-o", out_text, "--cache", cache]);
+    let done = compile();
+    assert_eq!(done.exit, Exit::Ok, "{}", done.err);
+    assert!(done.out.contains("mesh/policy.bpf.o: listener mesh: 2 routes"), "{}", done.out);
+    let read = |name: &str| std::fs::read(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let source = String::from_utf8(read("mesh/policy.bpf.c")).expect("text");
+    assert!(source.contains("VirtualService default/reviews http[0] at ") && source.contains("reviews.yaml:7:13"));
+    assert!(read("mesh/policy.bpf.o").starts_with(b"\x7fELF"));
+    let form: serde_json::Value = serde_json::from_slice(&read("policy.json")).expect("JSON");
+    assert_eq!((&form["schema"], &form["policy"]["listeners"][0]["name"]), (&1.into(), &"mesh".into()));
+    let meaning: serde_json::Value = serde_json::from_slice(&read("mesh/program.json")).expect("JSON");
+    assert_eq!(meaning["clusters"], serde_json::json!(["reviews.default.svc.cluster.local||v2"]));
+    assert!(!read("include/underdeck_mesh.h").is_empty());
+    let again = compile();
+    assert!(again.out.contains("from the cache"), "{}", again.out);
+    let json = World::default().underdeck(&["mesh", "compile", path, "-o", out_text, "--cache", cache, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
+    let only = &json["listeners"][0];
+    assert_eq!((&json["schema"], &only["routes"], &only["cached"]), (&1.into(), &2.into(), &true.into()));
+    assert_eq!((&only["surplus"], &only["rules"]), (&serde_json::json!([]), &serde_json::json!([0])));
+    assert_eq!(compile_missing(path, out_text).0, Some(4));
+    assert!(compile_missing(path, out_text).1.contains("install clang-19"));
+}
+
+/// With a compiler that is not there.
+fn compile_missing(path: &str, out: &str) -> (Option<i32>, String) {
+    let command = std::process::Command::new(env!("CARGO_BIN_EXE_underdeck"))
+        .args(["mesh", "compile", path, "-o", out, "--cache", &format!("{out}/other")])
+        .env("UNDERDECK_CLANG", "/nowhere/clang-19")
+        .output()
+        .expect("it starts");
+    (command.status.code(), String::from_utf8_lossy(&command.stderr).into_owned())
 }

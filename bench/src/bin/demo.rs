@@ -79,7 +79,7 @@ fn demo(options: &Options) -> Result<u64, LabError> {
         for (side, count) in Side::BOTH.into_iter().zip(&mut mismatches) {
             let each = (VERIFY_BYTES / size / CONNECTIONS as u64).clamp(2, 32) as usize;
             let front = Front::from(bench.side(side).addr()?);
-            let pass = || verify(&front, &bench.files().folder(), size, CONNECTIONS, each);
+            let pass = || verify(&front, bench.files().folder(), size, CONNECTIONS, each);
             let verified = bench.client().within(pass)?;
             *count = verified.mismatches;
             responses += verified.responses;

@@ -15,7 +15,7 @@ use underdeck_mesh_policy::read::LoadError;
 use crate::env::Env;
 use crate::exit::{Exit, Failure};
 
-/// Say which policies the kernel enforces, what they do to a request, and make programs of them
+/// Enforce policies, say which of them the kernel enforces and what they do to a request
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
