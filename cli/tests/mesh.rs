@@ -1,4 +1,4 @@
-//! `underdeck mesh check` and `underdeck mesh explain`.
+//! `underdeck mesh check`, `compile` and `explain`.
 
 mod common;
 
@@ -115,4 +115,39 @@ fn without_an_agent_or_a_configuration_there_is_nothing() {
     let done = World::default().underdeck(&["mesh", "run", "--config", &path("mesh.yaml")]);
     assert_eq!(done.exit, Exit::Usage);
     assert!(done.err.contains("mesh.yaml") && done.err.contains("policy"), "{}", done.err);
+}
+
+#[test]
+fn compile_writes_what_the_documentation_lists() {
+    let place = tempfile::tempdir().expect("a directory");
+    let path = file(place.path(), "reviews.yaml", ROUTES);
+    let (out, cache) = (place.path().join("out"), place.path().join("cache"));
+    let [path, out_text, cache] = [&path, &out, &cache].map(|path| path.to_str().expect("plain"));
+    let compile = || World::default().underdeck(&["mesh", "compile", path, "-o", out_text, "--cache", cache]);
+    let done = compile();
+    assert_eq!(done.exit, Exit::Ok, "{}", done.err);
+    assert!(done.out.contains("mesh/policy.bpf.o: listener mesh: 2 routes"), "{}", done.out);
+    let read = |name: &str| std::fs::read(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let source = String::from_utf8(read("mesh/policy.bpf.c")).expect("text");
+    assert!(source.contains("VirtualService default/reviews http[0] at ") && source.contains("reviews.yaml:7:13"));
+    assert!(read("mesh/policy.bpf.o").starts_with(b"\x7fELF"));
+    let form: serde_json::Value = serde_json::from_slice(&read("policy.json")).expect("JSON");
+    assert_eq!((&form["schema"], &form["policy"]["listeners"][0]["name"]), (&1.into(), &"mesh".into()));
+    let meaning: serde_json::Value = serde_json::from_slice(&read("mesh/program.json")).expect("JSON");
+    assert_eq!(meaning["clusters"], serde_json::json!(["reviews.default.svc.cluster.local||v2"]));
+    assert!(!read("include/underdeck_mesh.h").is_empty());
+    let again = compile();
+    assert!(again.out.contains("from the cache"), "{}", again.out);
+    assert_eq!(compile_missing(path, out_text).0, Some(4));
+    assert!(compile_missing(path, out_text).1.contains("install clang-19"));
+}
+
+/// With a compiler that is not there.
+fn compile_missing(path: &str, out: &str) -> (Option<i32>, String) {
+    let command = std::process::Command::new(env!("CARGO_BIN_EXE_underdeck"))
+        .args(["mesh", "compile", path, "-o", out, "--cache", &format!("{out}/other")])
+        .env("UNDERDECK_CLANG", "/nowhere/clang-19")
+        .output()
+        .expect("it starts");
+    (command.status.code(), String::from_utf8_lossy(&command.stderr).into_owned())
 }

@@ -30,6 +30,7 @@ impl Maker<'_> {
             let _ = writeln!(out, "{indent}return envoy(h); /* {} at {} */", comment(&policy.name), policy.origin);
             return out;
         }
+        self.rules.extend(policies.iter().flat_map(|policy| &policy.rules).map(|rule| rule.rule));
         let of = |action: &AuthorizationAction| -> Vec<&Authorization> {
             policies.iter().copied().filter(|policy| policy.action == *action).collect()
         };

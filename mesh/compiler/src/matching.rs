@@ -81,8 +81,8 @@ impl Maker<'_> {
             parts.push(constant(scheme, "http"));
         }
         if !matching.ports.is_empty() {
-            let ports: Vec<_> = matching.ports.iter().map(|port| format!("h->destination_port == {port}")).collect();
-            parts.push(Test::known(format!("({})", ports.join(" || "))));
+            let ports = matching.ports.iter().map(|port| Test::known(format!("h->destination_port == {port}")));
+            parts.push(Test::any(ports));
         }
         parts.extend(matching.headers.iter().map(|header| self.header(header)));
         parts.extend(matching.query.iter().map(|_| Test::unknown()));

@@ -19,7 +19,17 @@ const INCLUDED: &[(&str, &str)] = &[
     ("decision.bpf.h", include_str!("../bpf/decision.bpf.h")),
 ];
 
-const FLAGS: &[&str] = &["-target", "bpf", "-mcpu=v4", "-O2", "-g", "-Wall", "-Wno-unused-function", "-Werror"];
+const FLAGS: &[&str] = &[
+    "-target",
+    "bpf",
+    "-mcpu=v4",
+    "-O2",
+    "-g",
+    "-Wall",
+    "-Werror",
+    "-Wno-unused-function",
+    "-Wno-parentheses-equality",
+];
 
 /// Why there is no object.
 #[derive(Debug, thiserror::Error)]

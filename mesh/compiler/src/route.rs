@@ -131,10 +131,14 @@ impl Maker<'_> {
         };
         match code {
             Ok(code) => {
+                self.rules.extend(route.rule);
                 let _ = writeln!(out, "\t\tif ({}) {{\n{code}\t\t}}", test.certain);
             }
             Err(reason) => {
-                self.give_up(&route.origin, reason);
+                // A default route is no rule: what it leads to is listed with its own rule.
+                if route.rule.is_some() || reason != SurplusReason::Cluster {
+                    self.give_up(&route.origin, reason);
+                }
                 let _ = writeln!(out, "\t\tif ({})\n\t\t\treturn envoy(h); /* {reason} */", test.maybe);
             }
         }

@@ -1,6 +1,6 @@
 //! The program as text: `enter`, `host_of`, `routes_N` and `edit_N` in the order of the path of a request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
 use serde::Serialize;
@@ -47,6 +47,8 @@ pub struct Action {
 pub struct Program {
     /// The routes that are in it.
     pub routes: usize,
+    /// The rules that it enforces.
+    pub rules: BTreeSet<RuleId>,
     /// C.
     #[serde(skip)]
     pub source: String,
@@ -79,6 +81,7 @@ pub fn generate_within(policy: &Policy, listener: &Listener, node: &Node, routes
         surplus: Vec::new(),
         routes_max: routes_max.min(ROUTES_MAX),
         written: 0,
+        rules: BTreeSet::new(),
     };
     let denied = maker.action("authorization: denied".into(), None, None, Vec::new());
     let lost = maker.action("no route".into(), None, None, Vec::new());
@@ -107,7 +110,14 @@ pub fn generate_within(policy: &Policy, listener: &Listener, node: &Node, routes
     let mut clusters: Vec<_> = maker.clusters.into_iter().collect();
     clusters.sort_by_key(|(_, index)| *index);
     let clusters = clusters.into_iter().map(|(name, _)| name).collect();
-    Program { routes: maker.written, source, actions: maker.actions, clusters, surplus: maker.surplus }
+    Program {
+        routes: maker.written,
+        rules: maker.rules,
+        source,
+        actions: maker.actions,
+        clusters,
+        surplus: maker.surplus,
+    }
 }
 
 /// What one program is made with.
@@ -129,6 +139,8 @@ pub(crate) struct Maker<'a> {
     pub(crate) routes_max: usize,
     /// Routes that are in the program.
     pub(crate) written: usize,
+    /// Rules that are in the program.
+    pub(crate) rules: BTreeSet<RuleId>,
 }
 
 impl Maker<'_> {
@@ -162,6 +174,7 @@ impl Maker<'_> {
             return Err(SurplusReason::TooManyClusters);
         }
         self.clusters.insert(name.to_owned(), index);
+        self.rules.extend(cluster.iter().flat_map(|cluster| &cluster.rules));
         Ok(index)
     }
 
