@@ -246,7 +246,7 @@ impl Connection {
             return self.answer(&answer::unavailable("remote connection failure"), &parsed).await;
         };
         let no_body = parsed.method == "HEAD";
-        let done = exchange(&mut self.input, &self.client, &mut link, &head, parsed.body, no_body, edits).await;
+        let done = exchange(&mut self.input, &self.client, &mut link, &head, parsed.body, no_body, Some(edits)).await;
         match done {
             Ok(End::Kept) => {
                 self.agent.upstreams.give(&self.agent, tag.endpoint, link);
@@ -278,7 +278,7 @@ impl Connection {
         self.input.take(head.len);
         self.client.took(head.len);
         let no_body = head.method == "HEAD";
-        let done = exchange(&mut self.input, &self.client, &mut link, &bytes, head.body, no_body, &[]).await;
+        let done = exchange(&mut self.input, &self.client, &mut link, &bytes, head.body, no_body, None).await;
         match done {
             Ok(End::Kept) => {
                 self.envoy = Some((envoy, link));
