@@ -17,6 +17,8 @@ enum {
 	UD_SLACK = 64,        /* Behind each buffer, for loads of words at its end. */
 	UD_NAMES_MAX = 64,    /* Header names that policies can mention. */
 	UD_LINES_MAX = 64,    /* Lines of those names in one head. */
+	UD_PATH_WORDS = 8,    /* Words of a path that are at hand for comparisons. A power of two. */
+	UD_HOST_WORDS = 32,   /* Words of the longest host name. A power of two. */
 	UD_ENDPOINTS_MAX = 1024,
 	UD_CLUSTERS_MAX = 512,
 	UD_CLUSTER_ENDPOINTS_MAX = 32,
@@ -74,6 +76,8 @@ struct ud_head {
 	ud_u32 body;
 	ud_u64 content_length;
 	struct ud_span method, target, path, authority;
+	ud_u64 path_words[UD_PATH_WORDS]; /* What `path` begins with, and what follows it. */
+	ud_u64 host_words[UD_HOST_WORDS]; /* The authority in lower case. */
 	ud_u64 seen;           /* A bit for each name that is there. */
 	struct ud_span value[UD_NAMES_MAX];
 	struct ud_line line[UD_LINES_MAX];

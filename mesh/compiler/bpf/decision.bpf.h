@@ -78,6 +78,23 @@ apart int has_port(struct ud_head *h never_null)
 	return 0;
 }
 
+/* Makes the host name ready for comparisons. 0: it is too long for a name. */
+apart int lower_host(struct ud_head *h never_null)
+{
+	ud_u32 i = zero(), at = h->value[UD_NAME_HOST].at, len = h->value[UD_NAME_HOST].len;
+
+	if (len > 8 * UD_HOST_WORDS)
+		return 0;
+	while (i < len && can_loop) {
+		ud_u32 n = i / 8;
+
+		hide(n);
+		h->host_words[n & (UD_HOST_WORDS - 1)] = lower(word(h, at + i));
+		step(i, 8);
+	}
+	return 1;
+}
+
 /* Reads the edited head, which is what a workload sees. `len` stays that of the head that came. */
 apart int read_again(struct ud_head *h never_null)
 {

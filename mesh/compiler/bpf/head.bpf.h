@@ -71,6 +71,27 @@ inline_always int is_known_method(struct ud_head *h, ud_u32 len)
 	}
 }
 
+/* The value of a hexadecimal digit; 16 of any other character. */
+inline_always ud_u32 digit_of(ud_u8 c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	c |= 0x20;
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 16;
+}
+
+/* Whether `%XX` stays as it is: all but unreserved characters (RFC 3986 section 2.3), slashes and controls. */
+apart int stays_escaped(struct ud_head *h never_null, ud_u32 at)
+{
+	ud_u32 high = digit_of(AT(h, at + 1)), low = digit_of(AT(h, at + 2)), c = high << 4 | low;
+
+	if (high > 15 || low > 15 || c < 0x20 || c == 0x7f || c == '/' || c == '\\')
+		return 0;
+	if ((c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z'))
+		return 0;
+	return c != '-' && c != '.' && c != '_' && c != '~';
+}
+
 /* `METHOD SP TARGET SP HTTP/1.1 CRLF`; the offset behind it, 0 if it is not complete, or -1. */
 apart int request_line(struct ud_head *h never_null)
 {
@@ -97,19 +118,23 @@ apart int request_line(struct ud_head *h never_null)
 			return refuse(h, UD_REASON_TARGET);
 		if (c == '?' && !query)
 			query = i;
-		if (!query && (c == '%' || c == '\\' || (before == '/' && (c == '/' || c == '.')) || c == '^' || c == '`' ||
+		if (!query && c == '%' && !stays_escaped(h, i))
+			odd = 1;
+		if (!query && (c == '\\' || (before == '/' && (c == '/' || c == '.')) || c == '^' || c == '`' ||
 			       c == '{' || c == '}' || c == '|'))
 			odd = 1;
 		before = c;
 		step(i, 1);
 	}
+	if (i + 11 > end)
+		return 0;
 	if (odd)
 		return refuse(h, UD_REASON_PATH);
 	h->target.at = h->path.at = start;
 	h->target.len = i - start;
 	h->path.len = (query ? query : i) - start;
-	if (i + 11 > end)
-		return 0;
+	for (ud_u32 n = 0; n < UD_PATH_WORDS; n++)
+		h->path_words[n] = word(h, start + 8 * n);
 	if (AT(h, i) != ' ' || word(h, i + 1) != 0x312e312f50545448ULL || AT(h, i + 9) != '\r' || AT(h, i + 10) != '\n')
 		return refuse(h, UD_REASON_SYNTAX);
 	return i + 11;

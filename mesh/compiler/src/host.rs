@@ -50,11 +50,13 @@ impl Maker<'_> {
             let _ = writeln!(out, "\treturn -1;\n}}\n");
             let _ = writeln!(calls, "\thost = wildcard_{chunk}(h);\n\tif (host >= 0)\n\t\treturn host;");
         }
+        // A longer name than any that a policy can have goes to Envoy, as one that no virtual host is for.
+        let ready = if exact.is_empty() { "" } else { "\tif (!lower_host(h)) {\n\t\tenvoy(h);\n\t\treturn -2;\n\t}\n" };
         let any = any.map_or_else(|| "-1".to_owned(), |index| index.to_string());
         let _ = writeln!(
             out,
             "/* The virtual host of the authority, or -1. */\n\
-             apart int host_of(struct ud_head *h never_null)\n{{\n\tint host = -1;\n\n{calls}\thost = {any};\n\
+             apart int host_of(struct ud_head *h never_null)\n{{\n\tint host = -1;\n\n{ready}{calls}\thost = {any};\n\
              \treturn host;\n}}\n"
         );
         out
@@ -74,8 +76,7 @@ fn names(exact: &BTreeMap<usize, Vec<(&str, usize)>>) -> (String, String) {
         if next.is_none_or(|next| inside + next.len() > CHUNK || next[0].0.len() == len) {
             let _ = writeln!(
                 out,
-                "apart int host_{number}(struct ud_head *h never_null)\n{{\n\tud_u32 at = \
-                 h->value[UD_NAME_HOST].at;\n\n\tswitch (h->value[UD_NAME_HOST].len) {{\n{cases}\t}}\n\treturn -1;\n}}\n"
+                "apart int host_{number}(struct ud_head *h never_null)\n{{\n\tswitch (h->value[UD_NAME_HOST].len) {{\n{cases}\t}}\n\treturn -1;\n}}\n"
             );
             let _ = writeln!(calls, "\thost = host_{number}(h);\n\tif (host >= 0)\n\t\treturn host;");
             cases.clear();
@@ -96,7 +97,8 @@ fn tree(domains: &[(&str, usize)], at: usize, indent: &str) -> String {
         }
     }
     let (_, mask) = word(&domains[0].0.as_bytes()[at..end]);
-    let mut out = format!("{indent}switch (lower(word(h, at + {at})) & {mask:#x}ULL) {{\n");
+    let mask = if mask == u64::MAX { String::new() } else { format!(" & {mask:#x}ULL") };
+    let mut out = format!("{indent}switch (h->host_words[{}]{mask}) {{\n", at / 8);
     for (part, domains) in branches {
         let (value, _) = word(part.as_bytes());
         let _ = write!(out, "{indent}case {value:#x}ULL:");

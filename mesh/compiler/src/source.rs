@@ -104,7 +104,7 @@ pub fn generate_within(policy: &Policy, listener: &Listener, node: &Node, routes
     let _ = write!(
         source,
         "{enter}{hosts}{guards}{routes}{edits}apart int decide(struct ud_head *h never_null)\n{{\n\tint host;\n\n\tif (enter(h))\n\t\treturn 0;\n\
-         \thost = host_of(h);\n\tif (host < 0)\n\t\t{unmatched}\n{calls}\treturn 0;\nrouted:\n\
+         \thost = host_of(h);\n\tif (host == -2)\n\t\treturn 0;\n\tif (host < 0)\n\t\t{unmatched}\n{calls}\treturn 0;\nrouted:\n\
          \tif (h->verdict != UD_FORWARD)\n\t\treturn 0;\n{edit_calls}{checks}\treturn 0;\n}}\n"
     );
     let mut clusters: Vec<_> = maker.clusters.into_iter().collect();

@@ -2,28 +2,32 @@
 
 use std::fmt::Write;
 
+use crate::abi;
+
 /// Text of the head in C: where it begins, and how long it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     pub(crate) at: String,
     pub(crate) len: String,
+    /// Its first words are in `path_words`.
+    at_hand: bool,
 }
 
 impl Span {
     /// A `struct ud_span`.
     pub(crate) fn of(field: &str) -> Self {
-        Self { at: format!("h->{field}.at"), len: format!("h->{field}.len") }
+        Self { at: format!("h->{field}.at"), len: format!("h->{field}.len"), at_hand: field == "path" }
     }
 
     pub(crate) fn exact(&self, literal: &str, fold: bool) -> String {
-        format!("({} == {} && {})", self.len, literal.len(), equals(&self.at, literal, fold))
+        format!("({} == {} && {})", self.len, literal.len(), self.begins(literal, fold))
     }
 
     pub(crate) fn prefix(&self, literal: &str, fold: bool) -> String {
         if literal.is_empty() {
             return "1".into();
         }
-        format!("({} >= {} && {})", self.len, literal.len(), equals(&self.at, literal, fold))
+        format!("({} >= {} && {})", self.len, literal.len(), self.begins(literal, fold))
     }
 
     pub(crate) fn suffix(&self, literal: &str, fold: bool) -> String {
@@ -33,28 +37,38 @@ impl Span {
         let at = format!("{} + {} - {}", self.at, self.len, literal.len());
         format!("({} >= {} && {})", self.len, literal.len(), equals(&at, literal, fold))
     }
+
+    fn begins(&self, literal: &str, fold: bool) -> String {
+        compare(literal, fold, |index| {
+            if self.at_hand && index < abi::UD_PATH_WORDS as usize {
+                format!("h->path_words[{index}]")
+            } else {
+                format!("word(h, {} + {})", self.at, index * 8)
+            }
+        })
+    }
 }
 
 /// Whether the bytes at `at` are the literal. The caller knows that there are enough.
 pub(crate) fn equals(at: &str, literal: &str, fold: bool) -> String {
+    compare(literal, fold, |index| format!("word(h, {at} + {})", index * 8))
+}
+
+fn compare(literal: &str, fold: bool, load: impl Fn(usize) -> String) -> String {
     let mut parts = Vec::new();
     for (index, chunk) in literal.as_bytes().chunks(8).enumerate() {
-        let (mut value, mut folded, mut mask) = (0u64, 0u64, 0u64);
-        for (shift, byte) in chunk.iter().enumerate() {
-            let letter = fold && byte.is_ascii_alphabetic();
-            let byte = if letter { byte.to_ascii_lowercase() } else { *byte };
-            value |= u64::from(byte) << (8 * shift);
-            mask |= 0xff << (8 * shift);
-            folded |= if letter { 0x20 << (8 * shift) } else { 0 };
-        }
-        let mut word = format!("word(h, {at} + {})", index * 8);
+        let is_letter = |byte: &u8| fold && byte.is_ascii_alphabetic();
+        let lower: Vec<u8> = chunk.iter().map(|b| if is_letter(b) { b.to_ascii_lowercase() } else { *b }).collect();
+        let bits: Vec<u8> = chunk.iter().map(|b| if is_letter(b) { 0x20 } else { 0 }).collect();
+        let ((value, mask), (folded, _)) = (word(&lower), word(&bits));
+        let mut text = load(index);
         if folded != 0 {
-            word = format!("({word} | {folded:#x}ULL)");
+            text = format!("({text} | {folded:#x}ULL)");
         }
         if mask != u64::MAX {
-            word = format!("({word} & {mask:#x}ULL)");
+            text = format!("({text} & {mask:#x}ULL)");
         }
-        parts.push(format!("{word} == {value:#x}ULL"));
+        parts.push(format!("{text} == {value:#x}ULL"));
     }
     if parts.is_empty() { "1".into() } else { parts.join(" && ") }
 }

@@ -46,6 +46,8 @@ pub struct Tried {
     pub verdict: u32,
     /// For `UD_ENVOY`: one of `UD_REASON_…`.
     pub reason: u32,
+    /// How long the head is, with the empty line; 0: there is more to come, or it is Envoy's.
+    pub len: u32,
     /// The action, for the other two.
     pub action: u32,
     /// The cluster, for `UD_FORWARD`.
@@ -122,6 +124,7 @@ impl Trial {
         Ok(Tried {
             verdict: trial.verdict,
             reason: trial.reason,
+            len: trial.len,
             action: trial.action,
             cluster: trial.cluster,
             edited,

