@@ -102,6 +102,22 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
+fn without_an_agent_or_a_configuration_there_is_nothing() {
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| place.path().join(name).to_str().expect("plain").to_owned();
+    for noun in ["status", "stat", "metrics"] {
+        let done = World::default().underdeck(&["mesh", noun, "--socket", &path("mesh.sock")]);
+        assert_eq!(done.exit, Exit::Nothing);
+        assert!(done.err.contains("is `underdeck mesh run` running?"), "{}", done.err);
+    }
+    assert_eq!(World::default().underdeck(&["mesh", "run", "--config", &path("mesh.yaml")]).exit, Exit::Nothing);
+    std::fs::write(path("mesh.yaml"), "cgroup: /nowhere\npolicy: []\n").expect("ours");
+    let done = World::default().underdeck(&["mesh", "run", "--config", &path("mesh.yaml")]);
+    assert_eq!(done.exit, Exit::Usage);
+    assert!(done.err.contains("mesh.yaml") && done.err.contains("policy"), "{}", done.err);
+}
+
+#[test]
 fn compile_writes_what_the_documentation_lists() {
     let place = tempfile::tempdir().expect("a directory");
     let path = file(place.path(), "reviews.yaml", ROUTES);

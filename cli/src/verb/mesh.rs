@@ -3,11 +3,15 @@
 mod check;
 mod compile;
 mod explain;
+mod run;
+mod status;
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
 use underdeck_mesh_compiler::{BuildError, TrialError};
+use underdeck_mesh_dataplane::status::StatusError;
+use underdeck_mesh_dataplane::{AgentError, ConfigError, EnvoyError};
 use underdeck_mesh_policy::evaluate::ParseError;
 use underdeck_mesh_policy::form::{Listener, Policy};
 use underdeck_mesh_policy::read::LoadError;
@@ -27,6 +31,13 @@ enum Verb {
     Check(check::Args),
     Compile(compile::Args),
     Explain(explain::Args),
+    /// Print the requests that the running agent has seen, by rule and reason
+    Stat(status::Args),
+    /// Print what is in force, and which ways requests go
+    Status(status::Args),
+    /// Print the agent's counters for Prometheus (OpenMetrics), once
+    Metrics(status::Args),
+    Run(run::Args),
 }
 
 /// Why nothing could be said.
@@ -73,6 +84,12 @@ pub enum MeshError {
         /// Why.
         source: TrialError,
     },
+    /// The agent does not run.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The agent does not answer.
+    #[error(transparent)]
+    Status(#[from] StatusError),
     /// No such reason.
     #[error("there is no reason {0}; `underdeck mesh check --explain list` lists them")]
     NoReason(String),
@@ -88,6 +105,14 @@ impl MeshError {
                 PermissionDenied => Exit::Missing,
                 _ => Exit::Bad,
             },
+            Self::Agent(AgentError::Config(ConfigError::Read { source, .. })) if source.kind() == NotFound => {
+                Exit::Nothing
+            }
+            Self::Agent(AgentError::Config(_)) => Exit::Usage,
+            Self::Agent(AgentError::Kernel(_) | AgentError::Envoy(EnvoyError::Start { .. })) => Exit::Missing,
+            Self::Agent(_) => Exit::Bad,
+            Self::Status(StatusError::Ask { .. }) => Exit::Nothing,
+            Self::Status(StatusError::Answer(_)) => Exit::Bad,
             Self::Request(_) => Exit::Usage,
             Self::Write { .. } => Exit::Bad,
             Self::Build { source: BuildError::Clang { .. }, .. } => Exit::Missing,
@@ -121,5 +146,9 @@ pub fn mesh(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
         Verb::Check(args) => check::check(args, env),
         Verb::Compile(args) => compile::compile(args, env),
         Verb::Explain(args) => explain::explain(args, env),
+        Verb::Stat(args) => status::stat(args, env),
+        Verb::Status(args) => status::status(args, env),
+        Verb::Metrics(args) => status::metrics(args, env),
+        Verb::Run(args) => run::run(args, env),
     }
 }

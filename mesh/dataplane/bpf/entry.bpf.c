@@ -224,7 +224,8 @@ inline_always int begin_response(struct __sk_buff *skb, struct ud_upstream *upst
 	hide(size);
 	if (!r || size < 1 || size > 1024 || bpf_skb_load_bytes(skb, 0, r->text, size))
 		return -1;
-	if (read_response(r, size, upstream->no_body, &length) || length > UD_BODY_MAX)
+	/* Of a head of up to 1024 bytes, and a body. */
+	if (read_response(r, size, upstream->no_body, &length) || length > UD_BODY_MAX + 1024)
 		return -1;
 	upstream->left = length;
 	upstream->in_body = 1;

@@ -63,7 +63,8 @@ pub(crate) struct Generation {
     pub(crate) number: u32,
     pub(crate) policies: Policies,
     pub(crate) program: Program,
-    pub(crate) envoy: Rc<Envoy>,
+    /// None: others are in force. Connections that still use it keep it alive.
+    pub(crate) envoy: RefCell<Option<Rc<Envoy>>>,
 }
 
 impl Generation {
@@ -80,7 +81,7 @@ pub(crate) struct Agent {
     pub(crate) upstreams: Upstreams,
     pub(crate) clients: RefCell<HashMap<u64, Rc<Client>>>,
     generations: RefCell<BTreeMap<u32, Rc<Generation>>>,
-    reloading: tokio::sync::Mutex<()>,
+    reloading: Cell<bool>,
     /// Requests that went to Envoy.
     pub(crate) raw: Cell<u64>,
     /// Responses that the kernel left to the agent.
@@ -109,8 +110,9 @@ impl Agent {
 
     /// Puts policies into force: Envoy first, then the program beside the old one, then the switch.
     async fn enforce(self: &Rc<Self>, policies: Policies) -> Result<(), AgentError> {
-        let envoy = Rc::new(Envoy::start(&self.config, &policies).await?);
-        let number = self.generations.borrow().last_key_value().map_or(1, |(number, _)| number + 1);
+        let envoy = RefCell::new(Some(Rc::new(Envoy::start(&self.config, &policies).await?)));
+        let before = self.generations.borrow().last_key_value().map(|(_, of)| of.clone());
+        let number = before.as_ref().map_or(1, |before| before.number + 1);
         let program = self.kernel.load_program(&policies.object.bytes, number)?;
         for (index, name) in (0..).zip(&policies.program.clusters) {
             let mut numbers = Vec::new();
@@ -130,7 +132,13 @@ impl Agent {
         }
         let generation = Rc::new(Generation { number, policies, program, envoy });
         self.generations.borrow_mut().insert(number, generation.clone());
-        self.kernel.switch(&generation.program)?;
+        if let Err(error) = self.kernel.switch(&generation.program) {
+            self.generations.borrow_mut().remove(&number);
+            return Err(error.into());
+        }
+        if let Some(before) = before {
+            before.envoy.take();
+        }
         let mut generations = self.generations.borrow_mut();
         while generations.len() > GENERATIONS {
             generations.pop_first();
@@ -138,13 +146,22 @@ impl Agent {
         Ok(())
     }
 
-    /// Reads the policies again, while requests go on; one at a time.
-    fn reload_beside(self: &Rc<Self>) {
+    /// Reads the policies again, while requests go on. False: that is being done already.
+    fn reload_beside(self: &Rc<Self>) -> bool {
+        if self.reloading.replace(true) {
+            return false;
+        }
         let agent = self.clone();
         tokio::task::spawn_local(async move {
-            let _one = agent.reloading.lock().await;
             agent.reload().await;
+            agent.reloading.set(false);
         });
+        true
+    }
+
+    /// Whether Envoy has ended by itself.
+    fn lacks_envoy(&self) -> bool {
+        self.current().envoy.borrow().as_ref().is_none_or(|envoy| envoy.has_ended())
     }
 
     /// Reads the policies again. What is in force stays if that fails.
@@ -173,8 +190,21 @@ impl Agent {
 /// See [`AgentError`]; nothing is taken over then.
 pub fn run(path: &Path, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
     let config = Config::read(path)?;
+    allow_connections();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
     LocalSet::new().block_on(&runtime, start(config, ready))
+}
+
+/// As many connections as the system lets this process have.
+fn allow_connections() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one structure, which outlives both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
 }
 
 async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
@@ -184,14 +214,14 @@ async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), A
     let SocketAddr::V4(address) = listener.local_addr().map_err(AgentError::Runtime)? else {
         return Err(AgentError::Runtime(io::ErrorKind::Unsupported.into()));
     };
-    let asked = config.socket.clone().map(|path| Asked::bind(&path)).transpose()?;
+    let asked = Asked::bind(&config.socket)?;
     let agent = Rc::new(Agent {
         kernel: Kernel::load(&config.cgroup)?,
         config,
         upstreams: Upstreams::default(),
         clients: RefCell::default(),
         generations: RefCell::default(),
-        reloading: tokio::sync::Mutex::default(),
+        reloading: Cell::new(false),
         raw: Cell::new(0),
         relayed: Cell::new(0),
         trouble: RefCell::default(),
@@ -201,7 +231,7 @@ async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), A
         agent.kernel.take_over(*service, address)?;
     }
     ready(address);
-    let ended = serve(&agent, &listener, asked.as_ref()).await;
+    let ended = serve(&agent, &listener, &asked).await;
     // Nothing of the kernel may stay: tasks hold the agent.
     drop(asked);
     ended
@@ -216,6 +246,9 @@ struct Asked {
 impl Asked {
     fn bind(path: &Path) -> Result<Self, AgentError> {
         let socket = |source| AgentError::Socket { what: path.display().to_string(), source };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(socket)?;
+        }
         // One that was killed leaves its file.
         if std::os::unix::net::UnixStream::connect(path).is_err() {
             let _ = std::fs::remove_file(path);
@@ -230,22 +263,23 @@ impl Drop for Asked {
     }
 }
 
-async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: Option<&Asked>) -> Result<(), AgentError> {
+async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Result<(), AgentError> {
     let on = |kind| signal(kind).map_err(AgentError::Runtime);
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let mut watch = tokio::time::interval(WATCH);
     let mut seen = changed(&agent.config);
+    // A SIGHUP came while the policies were being read.
+    let mut again = false;
     loop {
         tokio::select! {
             _ = term.recv() => return Ok(()),
             _ = int.recv() => return Ok(()),
-            _ = hup.recv() => agent.reload_beside(),
+            _ = hup.recv() => again = !agent.reload_beside(),
             _ = watch.tick() => {
                 let now = changed(&agent.config);
-                if now != seen || agent.current().envoy.has_ended() {
-                    seen = now;
-                    agent.reload_beside();
+                if (again || now != seen || agent.lacks_envoy()) && agent.reload_beside() {
+                    (seen, again) = (now, false);
                 }
             }
             accepted = listener.accept() => match accepted {
@@ -258,19 +292,12 @@ async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: Option<&Asked>)
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             },
-            asker = next(asked) => {
-                if let Some(stream) = asker {
+            asker = asked.listener.accept() => {
+                if let Ok((stream, _)) = asker {
                     tokio::task::spawn_local(status::answer(agent.clone(), stream));
                 }
             }
         }
-    }
-}
-
-async fn next(asked: Option<&Asked>) -> Option<tokio::net::UnixStream> {
-    match asked {
-        Some(asked) => asked.listener.accept().await.ok().map(|(stream, _)| stream),
-        None => std::future::pending().await,
     }
 }
 

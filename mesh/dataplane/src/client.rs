@@ -14,8 +14,9 @@ use tokio::sync::{Mutex, MutexGuard, Notify};
 use underdeck_mesh_compiler::abi::{self, ud_progress, ud_tag};
 use underdeck_mesh_policy::evaluate::Answer;
 
-use crate::agent::{Agent, Generation};
+use crate::agent::Agent;
 use crate::answer;
+use crate::envoy::Envoy;
 use crate::exchange::{Broken, End, Input, Link, exchange, tunnel};
 use crate::message::{self, Body, Follow, Read, RequestHead};
 
@@ -177,7 +178,7 @@ struct Connection {
     agent: Rc<Agent>,
     client: Rc<Client>,
     input: Input,
-    envoy: Option<(Rc<Generation>, Link)>,
+    envoy: Option<(Rc<Envoy>, Link)>,
     destination: (Ipv4Addr, u16),
 }
 
@@ -245,7 +246,7 @@ impl Connection {
             return self.answer(&answer::unavailable("remote connection failure"), &parsed).await;
         };
         let no_body = parsed.method == "HEAD";
-        let done = exchange(&mut self.input, &self.client, &mut link, &head, parsed.body, no_body, edits).await;
+        let done = exchange(&mut self.input, &self.client, &mut link, &head, parsed.body, no_body, Some(edits)).await;
         match done {
             Ok(End::Kept) => {
                 self.agent.upstreams.give(&self.agent, tag.endpoint, link);
@@ -270,17 +271,17 @@ impl Connection {
             }
         };
         self.agent.raw.set(self.agent.raw.get() + 1);
-        let Some((generation, mut link)) = self.envoy().await else {
+        let Some((envoy, mut link)) = self.envoy().await else {
             return self.answer(&answer::unavailable("Envoy does not listen"), &head).await;
         };
         let bytes = self.input.bytes[..head.len].to_vec();
         self.input.take(head.len);
         self.client.took(head.len);
         let no_body = head.method == "HEAD";
-        let done = exchange(&mut self.input, &self.client, &mut link, &bytes, head.body, no_body, &[]).await;
+        let done = exchange(&mut self.input, &self.client, &mut link, &bytes, head.body, no_body, None).await;
         match done {
             Ok(End::Kept) => {
-                self.envoy = Some((generation, link));
+                self.envoy = Some((envoy, link));
                 None
             }
             other => self.after(other, &head).await,
@@ -327,14 +328,14 @@ impl Connection {
     }
 
     /// A connection to the Envoy of the policies in force.
-    async fn envoy(&mut self) -> Option<(Rc<Generation>, Link)> {
-        let current = self.agent.current();
-        if let Some((generation, link)) = self.envoy.take()
-            && Rc::ptr_eq(&generation, &current)
+    async fn envoy(&mut self) -> Option<(Rc<Envoy>, Link)> {
+        let current = self.agent.current().envoy.borrow().clone()?;
+        if let Some((envoy, link)) = self.envoy.take()
+            && Rc::ptr_eq(&envoy, &current)
         {
-            return Some((generation, link));
+            return Some((envoy, link));
         }
-        let address = current.envoy.port_of(SocketAddrV4::new(self.destination.0, self.destination.1))?;
+        let address = current.port_of(SocketAddrV4::new(self.destination.0, self.destination.1))?;
         let stream = TcpStream::connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some((current, Link::new(stream)))
@@ -343,7 +344,7 @@ impl Connection {
     /// From here on, all of the connection is Envoy's.
     async fn tunnel(&mut self) -> Option<Ending> {
         self.agent.raw.set(self.agent.raw.get() + 1);
-        let Some((_generation, mut link)) = self.envoy().await else { return Some(Ending::Reset) };
+        let Some((_envoy, mut link)) = self.envoy().await else { return Some(Ending::Reset) };
         match tunnel(&mut self.input, &self.client, &mut link).await {
             Ok(()) => Some(Ending::Finished),
             Err(_) => Some(Ending::Reset),

@@ -32,9 +32,9 @@ pub struct Config {
     /// Where the agent listens for connections that were taken over; port 0: a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddrV4,
-    /// Where `mesh status` asks. None: nowhere.
-    #[serde(default)]
-    pub socket: Option<PathBuf>,
+    /// Where `mesh status` asks.
+    #[serde(default = "socket")]
+    pub socket: PathBuf,
     /// Idle connections that each endpoint has at least, and at most.
     #[serde(default)]
     pub pool: Pool,
@@ -75,6 +75,13 @@ impl Default for Pool {
     fn default() -> Self {
         Self { min: 8, max: 1024 }
     }
+}
+
+/// Where `mesh status` asks if nothing else is said.
+pub const SOCKET: &str = "/run/underdeck/mesh.sock";
+
+fn socket() -> PathBuf {
+    SOCKET.into()
 }
 
 fn mesh() -> String {
@@ -126,9 +133,8 @@ impl Config {
         for path in &mut config.policies {
             *path = folder.join(&*path);
         }
-        for path in [&mut config.socket, &mut config.cache].into_iter().flatten() {
-            *path = folder.join(&*path);
-        }
+        config.socket = folder.join(&config.socket);
+        config.cache = config.cache.map(|path| folder.join(path));
         // A name without a slash is looked for in PATH.
         if config.envoy.components().count() > 1 {
             config.envoy = folder.join(&config.envoy);

@@ -82,7 +82,8 @@ pub(crate) enum Broken {
     Client,
 }
 
-/// Sends a request, whose head was taken from `from` already, and moves the response.
+/// Sends a request, whose head was taken from `from` already, and moves the response. `edits`: None if Envoy answers,
+/// whose word on the end of the connection holds.
 pub(crate) async fn exchange(
     from: &mut Input,
     client: &Client,
@@ -90,7 +91,7 @@ pub(crate) async fn exchange(
     head: &[u8],
     body: Body,
     no_body: bool,
-    edits: &[HeaderEdits],
+    edits: Option<&[HeaderEdits]>,
 ) -> Result<End, Broken> {
     let is_sent = Cell::new(false);
     let (input, output) = (&mut link.input, &mut link.output);
@@ -125,6 +126,7 @@ pub(crate) async fn exchange(
     }
     Ok(match kept {
         Moved::Kept => End::Kept,
+        Moved::Closed if edits.is_none() => End::Over,
         Moved::Closed => End::Closed,
         Moved::UntilClose => End::Over,
     })
@@ -169,13 +171,13 @@ pub(crate) enum Moved {
     UntilClose,
 }
 
-/// Moves a response. `before_last` is called before the client can know that it is complete, with whether the
+/// Moves a response. `edits` are as for [`exchange`]. `before_last` is called before the client can know that it is complete, with whether the
 /// connection that it came from can be used again.
 pub(crate) async fn relay(
     from: &mut Input,
     to: &mut Writer<'_>,
     no_body: bool,
-    edits: &[HeaderEdits],
+    edits: Option<&[HeaderEdits]>,
     before_last: impl FnOnce(bool),
 ) -> Result<Moved, Broken> {
     let (head, mut out) = loop {
@@ -189,7 +191,8 @@ pub(crate) async fn relay(
             Read::Odd => return Err(Broken::BeforeHead),
             Read::Head(head) => {
                 let interim = head.status < 200;
-                let out = head.write(if interim { &[] } else { edits });
+                let ends = !interim && (head.body == Body::UntilClose || (edits.is_none() && head.close));
+                let out = head.write(if interim { &[] } else { edits.unwrap_or_default() }, ends);
                 from.take(head.len);
                 if !interim {
                     break (head, out);

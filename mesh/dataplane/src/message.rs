@@ -136,8 +136,9 @@ pub(crate) fn response(bytes: &[u8], no_body: bool) -> Read<ResponseHead> {
 }
 
 impl ResponseHead {
-    /// The head as the client gets it: without what is only between the agent and the upstream, and edited.
-    pub(crate) fn write(&self, edits: &[HeaderEdits]) -> Vec<u8> {
+    /// The head as the client gets it: without what is only between the agent and the upstream, and edited. `ends`: the
+    /// connection of the client ends with this response.
+    pub(crate) fn write(&self, edits: &[HeaderEdits], ends: bool) -> Vec<u8> {
         let named: Vec<String> = values(&self.headers, "connection")
             .flat_map(|value| value.split(','))
             .map(|token| token.trim().to_ascii_lowercase())
@@ -149,7 +150,7 @@ impl ResponseHead {
         for edits in edits {
             apply(&mut headers, edits);
         }
-        if self.body == Body::UntilClose {
+        if ends {
             headers.push(("connection".into(), "close".into()));
         }
         let mut out = format!("HTTP/1.1 {} {}\r\n", self.status, self.reason).into_bytes();
@@ -338,7 +339,7 @@ mod tests {
     fn hop_by_hop_headers_stay_behind() {
         let text = "HTTP/1.0 200 OK\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nX: 1\r\ncontent-length: 2\r\n\r\n";
         let Read::Head(head) = response(text.as_bytes(), false) else { panic!("a head") };
-        let out = String::from_utf8(head.write(&[])).expect("text");
+        let out = String::from_utf8(head.write(&[], false)).expect("text");
         assert_eq!(out, "HTTP/1.1 200 OK\r\nx: 1\r\ncontent-length: 2\r\n\r\n");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, SocketAddrV4};
 
 use underdeck_mesh_compiler::abi::{self, ud_cluster};
-use underdeck_mesh_compiler::{BuildError, Cache, Node, Object, Program, build, generate};
+use underdeck_mesh_compiler::{Cache, FitError, Fitted, Node, Object, Program, fit};
 use underdeck_mesh_policy::form::{Listener, LoadBalancing, Policy};
 use underdeck_mesh_policy::read::{LoadError, load, read};
 
@@ -27,9 +27,9 @@ pub enum PolicyError {
         /// Those that there are.
         known: Vec<String>,
     },
-    /// The program cannot be made.
+    /// The program cannot be made, or the kernel does not take it.
     #[error(transparent)]
-    Build(#[from] BuildError),
+    Fit(#[from] FitError),
 }
 
 /// Policies with their program, not yet in the kernel.
@@ -52,8 +52,8 @@ impl Policies {
             let known = policy.listeners.iter().map(|listener| listener.name.clone()).collect();
             return Err(PolicyError::NoListener { name: config.listener.clone(), known });
         };
-        let program = generate(&policy, &listener, &Node { sender: config.sender() });
-        let object = build(&program.source, &Cache(config.cache.clone()))?;
+        let node = Node { sender: config.sender() };
+        let Fitted { program, object, .. } = fit(&policy, &listener, &node, &Cache(config.cache.clone()))?;
         Ok(Self { policy, listener, program, object })
     }
 

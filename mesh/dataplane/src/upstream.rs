@@ -189,7 +189,7 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
     let edits = generation.as_ref().map_or(&[][..], |generation| generation.edits(entry.action));
     let mut writer = client.writer().await;
     let before_last = |kept| agent.kernel.end_relay(cookie, kept);
-    let moved = relay(input, &mut writer, entry.no_body != 0, edits, before_last).await;
+    let moved = relay(input, &mut writer, entry.no_body != 0, Some(edits), before_last).await;
     drop(writer);
     agent.relayed.set(agent.relayed.get() + 1);
     match moved {

@@ -273,3 +273,31 @@ fn many_connections_at_once_never_get_each_others_bytes() {
         agent.stop();
     });
 }
+
+#[test]
+fn ten_thousand_connections_are_open_at_once() {
+    const CONNECTIONS: usize = 10_000;
+    inside("ten_thousand_connections_are_open_at_once", |group| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: one structure, which outlives both calls.
+        let allowed = unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            limit.rlim_max
+        };
+        assert!(allowed > CONNECTIONS as u64 + 100, "the limit of open files is {allowed}");
+        let (_backend, agent, service) = start("ten_thousand_connections_are_open_at_once", group, "127.82.0.10:80");
+        let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| Client::connect(service)).collect();
+        agent.until("all of them are accepted", |status| status.connections == CONNECTIONS as u64);
+        for (turn, client) in clients.iter_mut().enumerate() {
+            let size = turn % 3000;
+            assert_eq!(client.get(&format!("/size/{size}")).matches(size), Ok(()));
+        }
+        let status = agent.status();
+        assert_eq!(status.requests.kernel, CONNECTIONS as u64, "{:?}", status.requests);
+        drop(clients);
+        agent.until("none is left", |status| status.connections == 0);
+        agent.stop();
+    });
+}
