@@ -50,6 +50,27 @@ inline_always int refuse(struct ud_head *h, ud_u32 reason)
 	return -1;
 }
 
+/* Envoy refuses methods that it does not know; these are the ones that it surely knows. */
+inline_always int is_known_method(struct ud_head *h, ud_u32 len)
+{
+	ud_u64 w = word(h, 0);
+
+	switch (len) {
+	case 3:
+		return (w & 0xffffff) == 0x544547 || (w & 0xffffff) == 0x545550;
+	case 4:
+		return (w & 0xffffffff) == 0x44414548 || (w & 0xffffffff) == 0x54534f50;
+	case 5:
+		return (w & 0xffffffffffULL) == 0x4843544150ULL;
+	case 6:
+		return (w & 0xffffffffffffULL) == 0x4554454c4544ULL;
+	case 7:
+		return (w & 0xffffffffffffffULL) == 0x534e4f4954504fULL;
+	default:
+		return 0;
+	}
+}
+
 /* The value of a hexadecimal digit; 16 of any other character. */
 inline_always ud_u32 digit_of(ud_u8 c)
 {
@@ -81,7 +102,7 @@ apart int request_line(struct ud_head *h never_null)
 		step(i, 1);
 	if (i + 1 >= end)
 		return 0;
-	if (i == 0 || i > 24 || AT(h, i) != ' ')
+	if (AT(h, i) != ' ' || !is_known_method(h, i))
 		return refuse(h, UD_REASON_SYNTAX);
 	h->method.at = 0;
 	h->method.len = i;
