@@ -138,6 +138,11 @@ fn compile_writes_what_the_documentation_lists() {
     assert!(!read("include/underdeck_mesh.h").is_empty());
     let again = compile();
     assert!(again.out.contains("from the cache"), "{}", again.out);
+    let json = World::default().underdeck(&["mesh", "compile", path, "-o", out_text, "--cache", cache, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
+    let only = &json["listeners"][0];
+    assert_eq!((&json["schema"], &only["routes"], &only["cached"]), (&1.into(), &2.into(), &true.into()));
+    assert_eq!((&only["surplus"], &only["rules"]), (&serde_json::json!([]), &serde_json::json!([0])));
     assert_eq!(compile_missing(path, out_text).0, Some(4));
     assert!(compile_missing(path, out_text).1.contains("install clang-19"));
 }
