@@ -105,20 +105,36 @@ fn is_there((kind, id): &(&'static str, u32)) -> bool {
     shown.status.success()
 }
 
-fn nothing_is_left(objects: &[(&'static str, u32)], place: &Path) {
+/// Whether a process runs; one that is dead and not waited for does not.
+fn runs(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+fn nothing_is_left(objects: &[(&'static str, u32)], envoys: &[u32]) {
     let gone = wait::until("nothing is left in the kernel", Duration::from_secs(20), || {
         objects.iter().all(|object| !is_there(object)).then_some(())
     });
     gone.expect("nothing is left in the kernel");
-    let envoys = wait::until("Envoy is gone", Duration::from_secs(20), || {
-        let running = std::fs::read_dir("/proc").expect("proc").flatten().filter_map(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-            let config = line.split(|byte| *byte == 0).nth(2)?.to_vec();
-            Path::new(std::str::from_utf8(&config).ok()?).starts_with(place).then_some(())
-        });
-        (running.count() == 0).then_some(())
+    let ended =
+        wait::until("Envoy is gone", Duration::from_secs(20), || envoys.iter().all(|pid| !runs(*pid)).then_some(()));
+    ended.expect("Envoy is gone");
+}
+
+#[test]
+fn an_envoy_that_dies_is_replaced() {
+    inside("an_envoy_that_dies_is_replaced", |group| {
+        let (_backend, agent, service) = start("an_envoy_that_dies_is_replaced", group, "127.83.0.4:80");
+        let mut client = Client::connect(service);
+        assert_eq!(client.get("/envoy").status, 200);
+        let envoys = agent.children();
+        assert_eq!(envoys.len(), 1);
+        // SAFETY: a child of the agent, which has not waited for it.
+        assert_eq!(unsafe { libc::kill(i32::try_from(envoys[0]).expect("a pid"), libc::SIGKILL) }, 0);
+        agent.until("another one is there", |status| status.generation == 2);
+        assert_eq!(Client::connect(service).get("/envoy").status, 200);
+        assert_eq!(client.get("/envoy").status, 200, "the connection finds the new one");
+        agent.stop();
     });
-    envoys.expect("Envoy is gone");
 }
 
 #[test]
@@ -128,7 +144,8 @@ fn sigterm_and_sigkill_leave_nothing_behind_and_connections_end() {
         for hard in [false, true] {
             let (backend, agent, service) = start(name, group, "127.83.0.3:80");
             let place = agent.place.path().to_owned();
-            let objects = agent.objects();
+            let (objects, envoys) = (agent.objects(), agent.children());
+            assert!(envoys.len() == 1 && runs(envoys[0]));
             let kinds = ["prog", "map", "link"].map(|kind| objects.iter().filter(|(of, _)| *of == kind).count());
             assert!(kinds[0] >= 5 && kinds[1] >= 10 && kinds[2] == 2, "{objects:?}");
             assert!(objects.iter().all(is_there));
@@ -147,7 +164,7 @@ fn sigterm_and_sigkill_leave_nothing_behind_and_connections_end() {
             assert!(idle.has_ended() && waiting.has_ended());
             // Nothing takes connections over any more, and nobody listens where they were meant to go.
             assert!(TcpStream::connect(service).is_err());
-            nothing_is_left(&objects, &place);
+            nothing_is_left(&objects, &envoys);
             backend.let_go();
             // Another one takes over.
             let (_backend, agent, service) = start(name, group, "127.83.0.3:80");

@@ -155,6 +155,14 @@ impl Agent {
         out
     }
 
+    /// Its processes.
+    pub fn children(&self) -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a process").flatten();
+        let text: String =
+            tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default()).collect();
+        text.split_whitespace().map(|pid| pid.parse().expect("a pid")).collect()
+    }
+
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         // SAFETY: a child that was not waited for.
