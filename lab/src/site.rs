@@ -205,6 +205,19 @@ impl Site {
         self.backends.iter().chain([&self.balancer]).map(|place| place.within(retransmitted)).sum()
     }
 
+    /// Removes it, and makes sure that it is gone.
+    pub fn remove(self) -> Result<(), LabError> {
+        let name = self.name().to_owned();
+        drop(self);
+        let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let left: Vec<String> = names.filter(|it| it.starts_with(&format!("{name}-"))).collect();
+        match left.is_empty() {
+            true => Ok(()),
+            false => Err(LabError::Leftover { name: "a site".to_owned(), what: left.join(", ") }),
+        }
+    }
+
     /// CPU time of the kernel threads that handle the balancer's packets; needs [`Plan::accounted`].
     pub fn balancer_kernel_cpu(&self) -> Duration {
         self.napi.iter().map(|pid| proc::cpu(*pid)).sum()

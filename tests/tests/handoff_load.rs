@@ -80,6 +80,7 @@ fn phase(it: &Phase, handoffs: u64) -> u64 {
     eprintln!("{}: {requests} requests, {out} out, {back} back", it.policy);
     assert!(out + back >= handoffs, "{balancer}");
     fleet.stop().expect("all end");
+    site.remove().expect("no namespace is left");
     out + back
 }
 

@@ -41,6 +41,7 @@ fn downloads(share: f64, of_all: bool, sizes: &[usize], requests: u64) -> (Seen,
     eprintln!("{} downloads, {} broken {:?}, {handoffs}, {reset} reset", seen.responses, seen.failed, seen.reasons);
     fleet.settled(SETTLE).expect("no connection and no rule is left");
     fleet.stop().expect("all end");
+    site.remove().expect("no namespace is left");
     (seen, status)
 }
 

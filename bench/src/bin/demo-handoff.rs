@@ -245,8 +245,9 @@ fn crossover(site: &Site, options: &Options) -> Result<Vec<Crossing>, LabError> 
     println!("   object  relay MB/s  handoff MB/s");
     let mut all: Vec<Crossing> = Vec::new();
     for size in CROSSOVER {
-        let window = options.window / 2;
-        let ask = Ask { clients: CLIENTS, size, per_connection: 0, warmup: window / 3, window };
+        // The largest take more than a second each, and all begin together.
+        let (warmup, window) = (Duration::from_secs(2), options.window / 2);
+        let ask = Ask { clients: CLIENTS, size, per_connection: 0, warmup, window };
         let (relay, _) = run(site, "relay", "relay", &ask)?;
         let (handoff, _) = run(site, "per-request 1", "per-request 1", &ask)?;
         println!("{:>9} {:11.1} {:13.1}", show(size as u64), relay.mb_per_s, handoff.mb_per_s);
