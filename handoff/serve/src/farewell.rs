@@ -7,12 +7,18 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-/// TCP_CLOSE, include/net/tcp_states.h: nothing is owed to the peer, or only what the kernel's TIME-WAIT answers.
+/// States in include/net/tcp_states.h. Closed: nothing is owed to the peer, or only what the kernel's TIME-WAIT answers.
 const CLOSED: u8 = 7;
+/// All is acknowledged, and the peer has not closed.
+const FIN_WAIT2: u8 = 5;
 
-/// Closes, and waits until the peer has acknowledged all and closed too: then no packet needs the rules.
+/// How often it is looked at while something is unacknowledged, in case that a change of the state was missed.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Closes, and waits until the peer has acknowledged all, however slowly: the kernel gives up one that acknowledges nothing
+/// (TCP_USER_TIMEOUT). Then the peer has `patience` to close too. After that no packet needs the rules.
 pub fn farewell(mut stream: TcpStream, patience: Duration) {
-    let deadline = Instant::now() + patience;
+    let mut deadline: Option<Instant> = None;
     if stream.shutdown(Shutdown::Write).is_err() || stream.set_nonblocking(true).is_err() {
         return;
     }
@@ -23,10 +29,17 @@ pub fn farewell(mut stream: TcpStream, patience: Duration) {
         return;
     }
     loop {
-        if !drain(&mut stream) || state(&stream) == Some(CLOSED) {
+        if !drain(&mut stream) {
             return;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = match state(&stream) {
+            Some(CLOSED) | None => return,
+            Some(FIN_WAIT2) => {
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+                deadline.saturating_duration_since(Instant::now())
+            }
+            Some(_) => LOOK,
+        };
         let Ok(timeout) = Timespec::try_from(left) else { return };
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
         let waited = epoll::wait(&poll, &mut events[..], Some(&timeout));
