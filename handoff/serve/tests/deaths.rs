@@ -292,7 +292,7 @@ fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
             Fault::SilentAtBegin => matches!(body, Body::BeginOffload(_)),
             _ => *body == Body::LbReady,
         };
-        heard.iter().find(last).unwrap();
+        common::all(&heard).find(last).unwrap();
         balancer.kill();
         let balancer = site.start_balancer(&config);
         if fault == Fault::SilentAtBegin {

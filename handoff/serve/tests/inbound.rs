@@ -74,7 +74,7 @@ fn after_lb_ready_the_backend_says_that_it_has_it() {
     assert_eq!(ask(&mut balancer.control(), 7, Body::Abort(0)), Body::Taken);
     assert_eq!(client.get("/bytes/100").unwrap(), 200, "the question has changed nothing");
     drop(client);
-    let (transfer, body) = heard.recv().unwrap();
+    let (transfer, body) = heard.recv_timeout(common::PATIENCE).unwrap();
     assert_eq!((transfer, done(&body).snapshot.len(), done(&body).local), (7, 0, flow.local));
     backend.is_clean();
     assert_eq!(ask(&mut balancer.control(), 7, Body::Abort(0)), Body::Taken, "it was, and has ended");
@@ -98,7 +98,7 @@ fn a_snapshot_is_taken_once() {
     let again = || ask(&mut balancer.control(), 7, Body::BeginOffload(snapshot.clone()));
     assert_eq!(again(), Body::Refused(Refusal::Transfer), "while it is here");
     drop(client);
-    heard.recv().unwrap();
+    heard.recv_timeout(common::PATIENCE).unwrap();
     backend.is_clean();
     assert_eq!(again(), Body::Refused(Refusal::Transfer), "and when it is over");
     let mut broken = snapshot.clone();
@@ -184,7 +184,7 @@ fn a_balancer_that_refuses_leaves_it_at_the_backend() {
     for _ in 0..3 {
         assert_eq!(client.get("/bytes/70000").unwrap(), 200);
     }
-    let (_, offer) = heard.recv().unwrap();
+    let (_, offer) = heard.recv_timeout(common::PATIENCE).unwrap();
     assert!(!done(&offer).snapshot.is_empty());
     assert_eq!(backend.aborted("give_back"), 1, "it rests before it tries again");
     drop(client);
@@ -212,7 +212,7 @@ fn a_lost_confirmation_is_asked_for() {
         balancer.hand_out(&mut balancer.control(), 7, server, REQUEST);
         assert_eq!(client.answer().unwrap(), 200);
         client.ask("/bytes/70000").unwrap();
-        let asked = heard.iter().find(|(_, body)| matches!(body, Body::Abort(_))).unwrap();
+        let asked = common::all(&heard).find(|(_, body)| matches!(body, Body::Abort(_))).unwrap();
         assert_eq!(asked, (7, Body::Abort(0)), "{answer:?}");
         match outcome {
             "kept" => {
@@ -271,7 +271,7 @@ fn a_port_that_is_taken_is_made_up_for() {
     let underdeck_handoff_steer::Action::Redirect(target) = rule.action else { panic!("{rule:?}") };
     assert!(target.address.port() >= 61_000, "{target:?}");
     drop((client, other));
-    heard.recv().unwrap();
+    heard.recv_timeout(common::PATIENCE).unwrap();
     backend.is_clean();
 }
 

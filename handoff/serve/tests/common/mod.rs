@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use underdeck_handoff_control::keys::{self, Role};
@@ -67,6 +68,11 @@ pub fn run(command: &str) {
     let mut words = command.split_whitespace();
     let output = Command::new(words.next().expect("a program")).args(words).output().expect("it can be run");
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What comes, until nothing more does.
+pub fn all<T>(heard: &Receiver<T>) -> impl Iterator<Item = T> {
+    std::iter::from_fn(|| heard.recv_timeout(PATIENCE).ok())
 }
 
 /// Polls until `condition` holds.
