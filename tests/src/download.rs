@@ -1,9 +1,10 @@
 //! Programs of the tests' own that download one body under the engine.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use underdeck_lab::content::{self, Checked, Checker};
@@ -13,17 +14,21 @@ use crate::matrix::engine;
 
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Answers one request with `len` bytes and the end of the connection, in pieces of `sizes` in turn, each sent at once.
-pub fn trickling_backend(len: usize, field: String, sizes: &'static [usize]) -> SocketAddr {
+/// Answers one request with `len` bytes of a body, in pieces of `sizes` in turn, each sent at once. Then `end` has the
+/// connection.
+pub fn trickling_backend<T: Send + 'static>(
+    len: usize,
+    field: String,
+    sizes: &'static [usize],
+    end: impl FnOnce(TcpStream) -> T + Send + 'static,
+) -> (SocketAddr, JoinHandle<T>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
     let addr = listener.local_addr().expect("its address");
-    std::thread::spawn(move || {
+    let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
         stream.set_nodelay(true).expect("no delay");
-        let mut request = [0; 1000];
-        assert_ne!(stream.read(&mut request).expect("a request"), 0);
-        let head = format!("HTTP/1.1 200 OK\r\n{field}\r\n\r\n");
-        stream.write_all(head.as_bytes()).expect("a head is sent");
+        assert_ne!(stream.read(&mut [0; 1000]).expect("a request"), 0);
+        stream.write_all(head(&field).as_bytes()).expect("a head is sent");
         let body = content::bytes(5, 0, len);
         let mut rest = &body[..];
         for size in sizes.iter().cycle() {
@@ -34,8 +39,14 @@ pub fn trickling_backend(len: usize, field: String, sizes: &'static [usize]) -> 
                 break;
             }
         }
+        end(stream)
     });
-    addr
+    (addr, thread)
+}
+
+/// The head of such an answer.
+pub fn head(field: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\n{field}\r\n\r\n")
 }
 
 /// What a program left in its file, and what it said.

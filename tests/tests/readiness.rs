@@ -1,47 +1,29 @@
 //! What was read ahead is reported to everybody who asks, in whatever way.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 
-use underdeck_lab::content;
-use underdeck_tests::download::download;
+use underdeck_tests::download::{download, head, trickling_backend};
 use underdeck_tests::matrix::engine;
 
 const BODY: usize = 1 << 20;
 
-/// Answers one request with a head and `BODY` bytes, in pieces of `sizes` in turn, and keeps the connection open: when the last
-/// bytes were read ahead, the kernel has nothing to report. Says how the connection ended.
+/// Sends the first `len` bytes of a body of `BODY` and keeps the connection open: when the last bytes were read ahead, the kernel
+/// has nothing to report. Says how the connection ended.
 fn backend(len: usize, sizes: &'static [usize]) -> (SocketAddr, JoinHandle<Result<usize, ErrorKind>>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
-    let addr = listener.local_addr().expect("its address");
-    let thread = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a connection");
-        assert_ne!(stream.read(&mut [0; 1000]).expect("a request"), 0);
-        stream.write_all(head().as_bytes()).expect("a head is sent");
-        let body = content::bytes(5, 0, len);
-        let mut rest = &body[..];
-        for size in sizes.iter().cycle() {
-            let (piece, after) = rest.split_at((*size).min(rest.len()));
-            stream.write_all(piece).expect("a piece is sent");
-            rest = after;
-            if rest.is_empty() {
-                break;
-            }
-        }
-        stream.read(&mut [0]).map_err(|error| error.kind())
-    });
-    (addr, thread)
+    let end = |mut stream: TcpStream| stream.read(&mut [0]).map_err(|error| error.kind());
+    trickling_backend(len, length(), sizes, end)
 }
 
-fn head() -> String {
-    format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n")
+fn length() -> String {
+    format!("Content-Length: {BODY}")
 }
 
 /// Reads the body in pieces of `size` bytes, with waits in between.
 fn waited_for(how: &str, size: &str, sizes: &'static [usize]) {
     let (addr, thread) = backend(BODY, sizes);
-    let all = (head().len() + BODY).to_string();
+    let all = (head(&length()).len() + BODY).to_string();
     let it = download(env!("CARGO_BIN_EXE_waiter"), addr, &[how, size, &all]);
     assert_eq!((it.body.first_wrong, it.body.len), (None, BODY as u64), "{how}, reads of {size}, pieces of {sizes:?}");
     assert_eq!(thread.join().expect("no panic"), Ok(0), "{how}, reads of {size}, pieces of {sizes:?}");

@@ -9,13 +9,11 @@ use std::time::Duration;
 
 use support::backend::pattern;
 use support::client::Client;
-use support::{Agent, Setup, inside};
+use support::{Agent, inside, start_at};
 use underdeck_lab::ports::Port;
 use underdeck_lab::process::Process;
 use underdeck_lab::tools::Tool;
 use underdeck_lab::wait;
-
-const POLICIES: &str = include_str!("policies/shop.yaml");
 
 /// Few requests on each connection, so that nginx often closes one after a response.
 const REQUESTS_PER_CONNECTION: u32 = 7;
@@ -60,15 +58,7 @@ fn nginx() -> Nginx {
 
 fn start(name: &str, group: &Path, service: &str) -> (Nginx, Agent, SocketAddrV4) {
     let nginx = nginx();
-    let service: SocketAddrV4 = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", nginx.address)],
-        more: "",
-    });
+    let (agent, service) = start_at(name, group, service, nginx.address);
     (nginx, agent, service)
 }
 

@@ -3,33 +3,15 @@
 
 mod support;
 
-use std::net::{SocketAddrV4, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use support::backend::Backend;
 use support::client::Client;
-use support::{Agent, Setup, inside};
+use support::{POLICIES, inside, start};
 use underdeck_lab::wait;
-
-const POLICIES: &str = include_str!("policies/shop.yaml");
-
-fn start(name: &str, group: &Path, service: &str) -> (Backend, Agent, SocketAddrV4) {
-    let backend = Backend::start();
-    let service: SocketAddrV4 = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", backend.address)],
-        more: "",
-    });
-    (backend, agent, service)
-}
 
 #[test]
 fn a_reload_under_load_loses_no_request() {

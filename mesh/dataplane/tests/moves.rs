@@ -2,28 +2,9 @@
 
 mod support;
 
-use std::net::SocketAddrV4;
-use std::path::Path;
-
-use support::backend::{Backend, pattern};
+use support::backend::pattern;
 use support::client::Client;
-use support::{Agent, Setup, inside};
-
-const POLICIES: &str = include_str!("policies/shop.yaml");
-
-fn start(name: &str, group: &Path, service: &str) -> (Backend, Agent, SocketAddrV4) {
-    let backend = Backend::start();
-    let service: SocketAddrV4 = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", backend.address)],
-        more: "",
-    });
-    (backend, agent, service)
-}
+use support::{inside, start};
 
 #[test]
 fn a_request_goes_through_the_kernel_and_its_response_comes_back_through_it() {

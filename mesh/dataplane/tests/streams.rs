@@ -4,31 +4,14 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddrV4, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::time::Duration;
 
-use support::backend::{Backend, pattern};
+use support::backend::pattern;
 use support::client::Client;
-use support::{Agent, Setup, inside};
+use support::{inside, start};
 use underdeck_lab::wait;
-
-const POLICIES: &str = include_str!("policies/shop.yaml");
-
-fn start(name: &str, group: &Path, service: &str) -> (Backend, Agent, SocketAddrV4) {
-    let backend = Backend::start();
-    let service: SocketAddrV4 = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", backend.address)],
-        more: "",
-    });
-    (backend, agent, service)
-}
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: shop.test\r\n\r\n")

@@ -18,6 +18,9 @@ use underdeck_lab::tools::Tool;
 use underdeck_lab::wait;
 use underdeck_mesh_dataplane::status::{Status, ask};
 
+/// The policies of a small shop.
+pub const POLICIES: &str = include_str!("../policies/shop.yaml");
+
 const INSIDE: &str = "UNDERDECK_TEST_INSIDE";
 const AGENT: &str = "UNDERDECK_TEST_AGENT";
 
@@ -195,4 +198,25 @@ fn spawn(name: &str, config: &Path) -> Child {
     command.args(["--exact", name, "--nocapture"]).env(AGENT, config).stdout(Stdio::null());
     enter(&mut command, root().join("cgroup.procs"));
     command.spawn().expect("the agent starts")
+}
+
+/// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint.
+pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddrV4) -> (Agent, SocketAddrV4) {
+    let service: SocketAddrV4 = service.parse().expect("an address");
+    let agent = Agent::start(&Setup {
+        name,
+        group,
+        policies: POLICIES,
+        services: &[service],
+        endpoints: &[("shop.test||", endpoint)],
+        more: "",
+    });
+    (agent, service)
+}
+
+/// The same with a backend of its own.
+pub fn start(name: &str, group: &Path, service: &str) -> (backend::Backend, Agent, SocketAddrV4) {
+    let backend = backend::Backend::start();
+    let (agent, service) = start_at(name, group, service, backend.address);
+    (backend, agent, service)
 }
