@@ -325,7 +325,14 @@ impl Client {
 
     fn fill(&mut self) -> io::Result<()> {
         let mut bytes = vec![0; 64 << 10];
-        match self.stream.read(&mut bytes)? {
+        // A read with a time limit is interrupted when the whole process is stopped and goes on (signal(7)).
+        let count = loop {
+            match self.stream.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                count => break count?,
+            }
+        };
+        match count {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => {
                 self.buffer.extend_from_slice(&bytes[..count]);
