@@ -18,7 +18,7 @@ pub fn of_pid(pid: u32) -> Result<Snapshot, ReadError> {
     Snapshot::of_pid(pid)
 }
 
-/// Waits until no anchor is open and no byte held; the grace period of orphaned anchors is 5 s.
+/// Waits until no anchor is open and no byte held; orphaned anchors are kept for a grace period of 5 s, twice at most.
 pub fn settled(proxy: &Proxy, within: Duration) -> Result<Snapshot, LabError> {
     let what = || format!("no anchor open in {}: {:?}", proxy.process().name(), snapshot(proxy));
     let settled = wait::until("", within, || snapshot(proxy).filter(|it| it.anchors_open == 0 && it.bytes_held == 0));

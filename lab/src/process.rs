@@ -15,7 +15,7 @@ use crate::error::While;
 use crate::{LabError, proc, wait};
 
 /// How long a program may take to end after SIGTERM before it is killed.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(15);
 
 /// A child in a process group of its own. Dropping it kills the group.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn grandchildren_are_seen_and_killed() {
         let (_dir, process) = shell("sleep 100 & sleep 100 & wait");
-        let within = Duration::from_secs(5);
+        let within = Duration::from_secs(20);
         let pids = wait::until("three processes", within, || Some(process.pids()).filter(|p| p.len() == 3));
         let pids = pids.expect("three processes");
         drop(process);
@@ -209,7 +209,7 @@ mod tests {
         let (dir, process) = shell("trap '' TERM; echo up >&2; while :; do sleep 0.05; done");
         let pid = process.pid();
         let up = || (!std::fs::read(dir.path().join("shell.stderr")).unwrap_or_default().is_empty()).then_some(());
-        wait::until("the trap is set", Duration::from_secs(5), up).expect("the trap is set");
+        wait::until("the trap is set", Duration::from_secs(20), up).expect("the trap is set");
         assert!(matches!(process.stop(), Err(LabError::Leftover { .. })));
         assert!(!proc::alive(pid));
     }

@@ -224,7 +224,7 @@ mod tests {
         // It never ends; the process does.
         std::thread::spawn(move || serve(addr, backend));
         let connect = || TcpStream::connect(addr).is_ok().then_some(());
-        crate::wait::until("the relay listens", std::time::Duration::from_secs(5), connect).expect("it listens");
+        crate::wait::until("the relay listens", std::time::Duration::from_secs(20), connect).expect("it listens");
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

@@ -10,7 +10,7 @@ use underdeck_lab::twin::{Exchange, Observation, Side, differences, judge, obser
 use underdeck_lab::{LabError, proc, tools};
 
 /// Orphaned anchors may live for 5 s; counters must have settled by then.
-pub const SETTLE: Duration = Duration::from_secs(10);
+pub const SETTLE: Duration = Duration::from_secs(40);
 const SHOWN: usize = 12;
 
 /// A proxy, its backend and where to connect.

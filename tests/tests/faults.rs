@@ -220,7 +220,7 @@ fn pipes_run_out() {
     command.args(["--reuid=www-data", "--regid=www-data", "--clear-groups"]).arg(&hog);
     let holder = Process::spawn("pipe-hog", dir.path(), command).expect("started");
     let ready = || (std::fs::read(dir.path().join("pipe-hog.stdout")).ok()?.starts_with(b"ready")).then_some(());
-    wait::until("www-data has no pipes left", Duration::from_secs(10), ready)
+    wait::until("www-data has no pipes left", Duration::from_secs(30), ready)
         .unwrap_or_else(|error| panic!("{error}: {}", holder.stderr_tail()));
     for (name, spec) in specs() {
         let lanes = [Lane::plain(&spec), Lane::underdeck(&spec), Lane::underdeck_tiny(&spec)];

@@ -87,10 +87,10 @@ fn attack(engine: Engine) -> Vec<String> {
     let spec =
         Spec::Nginx(Nginx { keepalive: false, server: "proxy_max_temp_file_size 0;".to_owned(), ..Nginx::large() });
     let proxy = Proxy::start(&spec, &Mode::Underdeck(engine), hostile_backend()).expect("a proxy");
-    let pace = Pace { receive_buffer: Some(4096), deadline: Duration::from_secs(10), ..Pace::default() };
+    let pace = Pace { receive_buffer: Some(4096), deadline: Duration::from_secs(40), ..Pace::default() };
     let mut victim = ask(&proxy, "/victim", &pace);
     let anchored = || counters::snapshot(&proxy).filter(|it| it.anchors_open > 0 && it.bytes_held > 0);
-    wait::until("the victim's payload is anchored", Duration::from_secs(10), anchored).expect("anchored");
+    wait::until("the victim's payload is anchored", Duration::from_secs(30), anchored).expect("anchored");
     let mut wrong = Vec::new();
     for slot in 0..3 {
         for generation in 0..4 {

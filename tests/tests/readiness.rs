@@ -52,3 +52,12 @@ fn who_leaves_with_bytes_unread_resets_the_connection() {
     assert!(engine().is_none() || it.said == "1", "nothing was read ahead");
     assert_eq!(thread.join().expect("no panic"), Err(ErrorKind::ConnectionReset));
 }
+
+#[test]
+fn payload_that_nobody_sends_is_dropped_however_short_the_waits() {
+    let (addr, thread) = backend(BODY, &[65_536]);
+    let all = (head(&length()).len() + BODY).to_string();
+    // That nothing is held any more is asked of every download.
+    download(env!("CARGO_BIN_EXE_waiter"), addr, &["forget", "16384", &all]);
+    assert_eq!(thread.join().expect("no panic"), Ok(0));
+}

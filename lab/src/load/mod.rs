@@ -32,7 +32,7 @@ use crate::place::Place;
 const DRAIN: Duration = Duration::from_secs(20);
 /// A run in which more connections break than this is no measurement.
 const FAILED: u64 = 1000;
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT: Duration = Duration::from_secs(30);
 
 /// What every request looks like.
 #[derive(Clone, Debug)]

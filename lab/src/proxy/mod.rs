@@ -28,7 +28,7 @@ use crate::tls::Certificate;
 use crate::{LabError, proc, tools, wait};
 
 const READY: Duration = Duration::from_secs(20);
-const LOGGED: Duration = Duration::from_secs(10);
+const LOGGED: Duration = Duration::from_secs(30);
 
 /// Which proxy, configured how.
 #[derive(Clone, Debug)]

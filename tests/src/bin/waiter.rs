@@ -3,7 +3,8 @@
 //!
 //! `HOW` says who tells that there is something to read: `level` and `edge` (epoll), `rearmed` (edge-triggered, one read for
 //! each time that it is registered anew), `late` (level-triggered, registered only while it waits), `poll`, `select`; `leave`
-//! is `level`, and closes the connection before all is read; `splice` moves what follows after three reads to a pipe.
+//! is `level`, and closes the connection before all is read; `splice` moves what follows after three reads to a pipe; `forget`
+//! is `level`, keeps nothing of the body, and then waits for [`FORGOTTEN`], never long.
 //! Whatever says so, `FIONREAD` and `MSG_PEEK` must agree; what they say otherwise is an error. Says `done`, how
 //! often more was there than the kernel knew of, and waits for the end of its input, so that its counters can be read.
 
@@ -17,6 +18,10 @@ use libc::{c_int, epoll_event, pollfd};
 
 /// Longer than a wait may take when there is something to be told, ms.
 const PATIENCE: c_int = 20_000;
+/// Longer than the engine keeps payload that nobody sends.
+const FORGOTTEN: Duration = Duration::from_secs(8);
+/// Short waits, as of an event loop with timers, ms.
+const SHORT: c_int = 100;
 
 fn checked(result: c_int) -> Result<c_int> {
     if result < 0 { Err(Error::last_os_error()) } else { Ok(result) }
@@ -43,7 +48,7 @@ fn reported(set: RawFd, patience: c_int) -> Result<bool> {
 /// Waits until there is something to read, or the end.
 fn wait(how: &str, set: RawFd, fd: RawFd) -> Result<()> {
     let readable = match how {
-        "level" | "leave" | "splice" | "edge" => reported(set, PATIENCE)?,
+        "level" | "leave" | "splice" | "forget" | "edge" => reported(set, PATIENCE)?,
         "rearmed" => {
             control(set, libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLET)?;
             reported(set, PATIENCE)?
@@ -152,7 +157,7 @@ fn main() -> Result<()> {
     socket.write_all(b"GET / HTTP/1.1\r\nHost: waiter\r\nConnection: close\r\n\r\n")?;
     socket.set_nonblocking(true)?;
     match how.as_str() {
-        "level" | "leave" | "splice" => control(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)?,
+        "level" | "leave" | "splice" | "forget" => control(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)?,
         "edge" | "rearmed" => control(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLET)?,
         _ => {}
     }
@@ -173,7 +178,9 @@ fn main() -> Result<()> {
                 Ok(0) => break 'body,
                 Ok(n) => {
                     got += n;
-                    file.write_all(&buffer[..n])?;
+                    if how != "forget" || got == n {
+                        file.write_all(&buffer[..n])?;
+                    }
                     reads += 1;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -201,6 +208,10 @@ fn main() -> Result<()> {
         }
     }
     drop(socket);
+    let since = Instant::now();
+    while how == "forget" && since.elapsed() < FORGOTTEN {
+        reported(set, SHORT)?;
+    }
     println!("done {ahead}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

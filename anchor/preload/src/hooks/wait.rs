@@ -32,6 +32,8 @@ unsafe fn wait_by(
     let Some(engine) = engine::running() else { return wait(timeout) };
     let mut left = timeout;
     loop {
+        // Before each wait, not after long ones only: many event loops never wait for long.
+        quietly((), || anchor::reap(engine));
         let has_left = quietly(true, || batch::before_events(left != 0));
         let slice = match quietly(Look::Nothing, || ahead::before_events(set)) {
             Look::Due => {
@@ -50,7 +52,6 @@ unsafe fn wait_by(
             return wait(left);
         }
         let events = wait(slice);
-        quietly((), || anchor::reap(engine));
         if events != 0 {
             return events;
         }
