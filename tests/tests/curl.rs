@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use underdeck_lab::backend::UPLOAD_SEED;
 use underdeck_lab::behaviour::{Behaviour, Delimit};
@@ -15,7 +16,7 @@ fn curl(lane: &Lane, dir: &Path, target: &str, options: &[&str]) -> (Vec<u8>, St
     let out = dir.join("out");
     let scheme = if lane.front.tls.is_some() { "https" } else { "http" };
     let output = Command::new(Tool::Curl.path().expect("curl"))
-        .args(["--silent", "--show-error", "--insecure", "--max-time", "20", "--header", "Host: lab.test"])
+        .args(["--silent", "--show-error", "--insecure", "--max-time", "60", "--header", "Host: lab.test"])
         .args(["--write-out", "%{http_code} %{size_download} %{size_upload} %{size_header}"])
         .arg("--output")
         .arg(&out)
@@ -26,6 +27,8 @@ fn curl(lane: &Lane, dir: &Path, target: &str, options: &[&str]) -> (Vec<u8>, St
     assert!(output.status.success(), "{}: {}: {output:?}", lane.name, target);
     (std::fs::read(&out).unwrap_or_default(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
+
+const WITHIN: Duration = Duration::from_secs(20);
 
 fn upload(dir: &Path, len: usize) -> PathBuf {
     let path = dir.join(format!("upload-{len}"));
@@ -68,7 +71,8 @@ fn curl_sees_no_difference() {
                 assert_eq!(figures, &results[0].1, "{name} {}: {target} {options:?}", lane.name);
             }
             let uploads = lanes.each_ref().map(|lane| {
-                let seen = lane.backend.seen(&format!("curl-{i}"));
+                // curl may be gone before the backend has written down that it answered.
+                let seen = lane.backend.wait_seen(&format!("curl-{i}"), 1, WITHIN).expect("a request");
                 seen.into_iter().map(|it| (it.head.raw, it.upload, it.upload_complete)).collect::<Vec<_>>()
             });
             assert!(uploads.iter().all(|it| *it == uploads[0]), "{name}: {target} {options:?}: the backends differ");
