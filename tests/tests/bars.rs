@@ -1,6 +1,7 @@
 //! Figures that must hold: share of bytes anchored, memory per idle connection, many connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use underdeck_lab::behaviour::{Behaviour, Delimit};
@@ -12,10 +13,17 @@ use underdeck_lab::{engine as counters, proc};
 use underdeck_tests::matrix::{Lane, SETTLE, engine};
 
 const MIB: u64 = 1 << 20;
+/// The workers of nginx are one user, whose pipes are limited: one test that needs many at a time.
+static PIPES: Mutex<()> = Mutex::new(());
+
+fn pipes() -> MutexGuard<'static, ()> {
+    PIPES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[test]
 fn ninety_nine_percent_of_one_mebibyte_bodies_are_anchored() {
     let Some(engine) = engine() else { return };
+    let _pipes = pipes();
     let files = underdeck_lab::files::Files::start(&[MIB], &[]).expect("a backend");
     let spec = Spec::Nginx(Nginx::large());
     let proxy = Proxy::start(&spec, &Mode::Underdeck(engine), files.addr()).expect("a proxy");
@@ -47,6 +55,7 @@ fn ninety_nine_percent_of_one_mebibyte_bodies_are_anchored() {
 fn five_thousand_idle_and_two_hundred_busy_connections() {
     const IDLE: usize = 5000;
     const BUSY: usize = 200;
+    let _pipes = pipes();
     let spec = Spec::Nginx(Nginx { server: "keepalive_timeout 300s;".to_owned(), ..Nginx::large() });
     let lanes = [Lane::plain(&spec), Lane::underdeck(&spec)];
     let mut grown = Vec::new();
