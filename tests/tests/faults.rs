@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use underdeck_lab::behaviour::{Behaviour, Delimit, End};
-use underdeck_lab::client::{Leave, Pace, Upload};
+use underdeck_lab::client::{Connection, Expect, Leave, Pace, Request, Upload};
 use underdeck_lab::engine as counters;
 use underdeck_lab::process::Process;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
@@ -135,6 +135,43 @@ fn client_leaves_in_the_middle_of_an_upload() {
             };
             (0..6).map(early).collect()
         });
+    }
+}
+
+#[test]
+fn a_client_leaves_and_the_cache_has_all_of_the_body() {
+    const BODY: u64 = 2 * MIB;
+    let spec = Spec::Nginx(Nginx { cache: true, ..Nginx::large() });
+    // The backend sends slowly, or all at once.
+    let cases = [5000, 0].into_iter().flat_map(|it| [300, 5000, 300_000, 1_000_000].map(|after| (it, after)));
+    for (i, (pause_us, left_after)) in cases.enumerate() {
+        // New ones each time: a payload that goes to files is copied before long.
+        for lane in [Lane::plain(&spec), Lane::underdeck(&spec)] {
+            let id = format!("cached-{i}");
+            let splits = if pause_us > 0 { (1..16).map(|n| n * BODY / 16).collect() } else { Vec::new() };
+            let behaviour = Behaviour { splits, pause_us, ..Behaviour::body(BODY, Delimit::Length) };
+            let target = behaviour.target(&id);
+            let leave = Some((left_after, if i % 2 == 0 { Leave::Close } else { Leave::Reset }));
+            let pace = Pace { leave, receive_buffer: Some(16_384), ..Pace::default() };
+            let mut client = Connection::open(&lane.front, &pace).expect("connected");
+            let (request, expect) = (Request::get(&target), Expect { seed: behaviour.seed, from: 0 });
+            client.send(&request).expect("sent");
+            client.receive(&request, expect).expect("a part is received");
+            drop(client);
+            lane.backend.wait_seen(&id, 1, SETTLE).expect("nginx goes on without the client");
+            // The file is in its place a moment after the backend has sent the last byte.
+            let file = || (!lane.proxy.cached().is_empty()).then_some(());
+            wait::until("the file is in the cache", SETTLE, file).unwrap_or_else(|error| {
+                panic!("{}, left after {left_after}: {error}: {}", lane.name, lane.proxy.error_log())
+            });
+            let mut client = Connection::open(&lane.front, &Pace::default()).expect("connected");
+            client.send(&request).expect("sent");
+            let body = client.receive(&request, expect).expect("received").body;
+            assert_eq!((body.len, body.first_wrong), (BODY, None), "{}, left after {left_after}", lane.name);
+            assert_eq!(lane.backend.seen(&id).len(), 1, "{}, left after {left_after}: asked again", lane.name);
+            settled(&lane, &lane.name);
+            lane.stop().expect("nothing is left");
+        }
     }
 }
 

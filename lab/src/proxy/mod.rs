@@ -260,8 +260,17 @@ impl Proxy {
 
     /// Bytes in temp files of the proxy that still have a name.
     pub fn temp_files(&self) -> Vec<PathBuf> {
+        self.files_in(&["proxy_temp", "body_temp"])
+    }
+
+    /// Files of the cache of nginx.
+    pub fn cached(&self) -> Vec<PathBuf> {
+        self.files_in(&["cache"])
+    }
+
+    fn files_in(&self, folders: &[&str]) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        let mut folders = vec![self.dir.path().join("proxy_temp"), self.dir.path().join("body_temp")];
+        let mut folders: Vec<PathBuf> = folders.iter().map(|name| self.dir.path().join(name)).collect();
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
                 let path = entry.path();
