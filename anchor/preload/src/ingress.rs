@@ -16,8 +16,10 @@ use crate::mark::{self, MARK};
 use crate::socket::Socket;
 use crate::{ahead, anchor, iov, sys};
 
-/// Bytes that are read ahead of payload that is likely to be large: a head, and little else.
-const HEAD_WINDOW: usize = 4096;
+/// Bytes that are read before payload that is likely to be large: a head, and little else.
+const HEAD_WINDOW: usize = 1024;
+/// The same when the head was longer than that.
+const LONG_HEAD_WINDOW: usize = 4096;
 /// The same where only the line between two chunks is expected.
 const CHUNK_WINDOW: usize = 32;
 /// A read that brings less than this is not worth a splice.
@@ -107,14 +109,13 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
             }
             Some(why) => copy(engine, socket, call, room, why),
         },
-        Place::Metadata if call.copy.is_none() && call.done == 0 && engine.routes.expects_large(socket.route) => {
-            let window = if socket.expects_head { HEAD_WINDOW } else { CHUNK_WINDOW };
-            socket.expects_head = true;
-            copy(engine, socket, call, room.min(window), Reason::HeadOfBody)
-        }
         Place::Metadata if call.copy.is_none() && !socket.expects_head => {
             socket.expects_head = true;
             copy(engine, socket, call, room.min(CHUNK_WINDOW), Reason::HeadOfBody)
+        }
+        Place::Metadata if call.copy.is_none() && engine.routes.expects_large(socket.route) => {
+            let window = if call.done == 0 { HEAD_WINDOW } else { LONG_HEAD_WINDOW };
+            copy(engine, socket, call, room.min(window), Reason::HeadOfBody)
         }
         Place::Metadata | Place::Passed => copy(engine, socket, call, room, call.copy.unwrap_or(Reason::HeadOfBody)),
     }
@@ -137,13 +138,18 @@ fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) ->
     if left < run {
         return Some(Reason::ShortRead);
     }
-    if ((call.size - call.done) as u64) < run {
+    if !begun && is_small(engine, call) {
         return Some(Reason::SmallBuffer);
     }
     if !begun {
         return begin(engine, socket, left).err();
     }
     None
+}
+
+/// Whether a splice of so little as the application has room for costs more than a copy.
+fn is_small(engine: &Engine, call: &Call<'_>) -> bool {
+    ((call.size - call.done) as u64) < (TRICKLE as u64).min(engine.config.min_body)
 }
 
 /// A span begins that is worth anchoring: opens an anchor for it.
@@ -209,6 +215,10 @@ fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) ->
         return Step::Full;
     }
     let more = ahead::room(engine, socket, want, left.min(allowed));
+    if more == 0 && is_small(engine, call) {
+        call.copy = Some(Reason::SmallBuffer);
+        return Step::Full;
+    }
     let (mut got, mut unplaced) = (0, 0);
     let step = loop {
         match anchor.receive(socket.fd, want - got + more) {
