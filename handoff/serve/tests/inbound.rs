@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::time::Duration;
 
 use common::balancer::{Balancer, ask, done};
@@ -38,7 +39,6 @@ fn without_lb_ready_the_balancer_keeps_it() {
 
 /// The balancer's end answers.
 fn answer_here(client: &mut common::Client, mut server: &std::net::TcpStream) {
-    use std::io::Write;
     server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
     assert_eq!(client.answer().unwrap(), 200);
 }
@@ -59,6 +59,34 @@ fn lb_ready_after_an_abort_comes_too_late() {
     balancer.steer.remove(&flow).unwrap();
     let server = std::net::TcpStream::from(frozen.resume().unwrap());
     answer_here(&mut client, &server);
+}
+
+/// The redirection stands, the client's next request arrives at the backend, and then the balancer goes back on it. A
+/// backend that had acknowledged the request would have lost it: no packet may reach a half-restored connection.
+#[test]
+fn what_arrives_before_lb_ready_is_not_acknowledged() {
+    use std::io::Read;
+    let site = Site::new(1);
+    let backend = site.start_backend(0, "policy = \"pin\"\nstep-ms = 5000\n");
+    let balancer = Balancer::new(&site);
+    let (mut client, server) = balancer.client();
+    let (frozen, flow) = balancer.freeze(server, b"");
+    let mut control = balancer.control();
+    let ready = ask(&mut control, 1, Body::BeginOffload(frozen.snapshot().encode()));
+    balancer.redirect(&flow, &ready);
+    client.stream.write_all(REQUEST).unwrap();
+    // Twice, so that the first one has had the time to be acknowledged.
+    let redirected = || balancer.steer.ingress_counters(&flow).unwrap().packets;
+    eventually("the request is sent again", || redirected() >= 2);
+    assert_eq!(ask(&mut balancer.control(), 1, Body::Abort(0)), Body::Refused(Refusal::NotTaken));
+    balancer.steer.remove(&flow).unwrap();
+    let mut server = std::net::TcpStream::from(frozen.resume().unwrap());
+    let mut got = [0; REQUEST.len()];
+    server.read_exact(&mut got).unwrap();
+    assert_eq!(got, REQUEST);
+    answer_here(&mut client, &server);
+    drop(control);
+    backend.is_clean();
 }
 
 #[test]
