@@ -35,6 +35,7 @@ mod abi;
 mod attach;
 mod error;
 mod flow;
+mod flower;
 mod netlink;
 mod ports;
 mod program;
@@ -50,6 +51,7 @@ mod sync {
 pub use attach::Attachment;
 pub use error::Error;
 pub use flow::{Action, Counters, Flow, Rule, Target};
+pub use flower::Flower;
 pub use ports::{Lease, Ports};
 pub use slow::{Slow, SlowCounters, SlowError, SlowTier, Tiers, WORTH_BYTES};
 pub use steer::{Options, Steer};
