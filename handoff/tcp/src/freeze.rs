@@ -148,7 +148,7 @@ fn read_in_repair(fd: RawFd, fixed: &Fixed, blob: &[u8]) -> Result<Snapshot, Err
             return Err(Error::State(state));
         }
         let ktls = ktls::read(fd, marks.unread, marks.unacknowledged)?;
-        let contents = contents(fd, &marks);
+        let contents = contents(fd, &marks, ktls.is_some());
         let again = Marks::read(fd)?;
         if again != marks {
             marks = again;
@@ -161,9 +161,10 @@ fn read_in_repair(fd: RawFd, fixed: &Fixed, blob: &[u8]) -> Result<Snapshot, Err
 }
 
 /// Both queues.
-fn contents(fd: RawFd, marks: &Marks) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    // SIOCINQ counts to the urgent mark only, and so hides what is behind it.
-    if sys::has_urgent(fd) {
+fn contents(fd: RawFd, marks: &Marks, ktls: bool) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    // SIOCINQ counts to the urgent mark only, and so hides what is behind it. TLS knows no urgent data, and answers the
+    // question with its own records.
+    if !ktls && sys::has_urgent(fd) {
         return Err(Error::Urgent);
     }
     let receive = match marks.unread {
