@@ -53,7 +53,9 @@ fn phase(it: &Phase, handoffs: u64) -> u64 {
     let site = Site::new(Plan { client_links: 2, v6: it.v6, ..Plan::default() }).expect("a site");
     let folder = tempfile::tempdir().expect("a folder");
     let objects = objects(folder.path());
-    let setup = Setup { root: Some(folder.path().to_owned()), ..Setup::new(it.policy) };
+    // A machine that is busy is no sign of a dead backend.
+    let (step_ms, dead_after_ms) = (10_000, Some(10_000));
+    let setup = Setup { root: Some(folder.path().to_owned()), step_ms, dead_after_ms, ..Setup::new(it.policy) };
     let fleet = Fleet::start(&site, &setup).expect("a fleet");
     let client = |number: usize, slow: bool, objects: &[Object]| Client {
         slow,

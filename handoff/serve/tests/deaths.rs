@@ -3,7 +3,7 @@
 mod common;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::balancer::{Balancer, ask};
 use common::fake::{self, Fault};
@@ -13,7 +13,7 @@ use underdeck_handoff_control::message::{Body, Done, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_steer::{Flow, Options};
 
-const PIN: &str = "policy = \"pin\"\nstep-ms = 300\n";
+const PIN: &str = "policy = \"pin\"\nstep-ms = 1500\n";
 
 /// Clients whose connections are with backends, and which backend that is, by the backends' own count.
 fn clients(site: &Site, count: usize) -> Vec<Client> {
@@ -28,7 +28,7 @@ fn clients(site: &Site, count: usize) -> Vec<Client> {
 fn exactly_the_connections_of_a_dead_backend_end() {
     for stopped in [false, true] {
         let site = Site::new(3);
-        let config = format!("{PIN}user-timeout-ms = 1000\n");
+        let config = format!("{PIN}user-timeout-ms = 1000\ndead-after-ms = 2000\n");
         let backends: Vec<_> = (0..3).map(|number| site.start_backend(number, &config)).collect();
         let balancer = site.start_balancer(&config);
         balancer.sees(3);
@@ -53,7 +53,6 @@ fn exactly_the_connections_of_a_dead_backend_end() {
         println!("stopped {stopped}: cleaned within {:?}", since.elapsed());
         let mut reset = 0;
         for client in &mut clients {
-            client.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             match client.get("/bytes/50000") {
                 Ok(status) => assert_eq!(status, 200),
                 Err(error) => {
@@ -112,7 +111,7 @@ fn a_backend_that_starts_anew_is_another_one() {
 
 #[test]
 fn the_next_backend_of_a_shard_answers_for_a_dead_one() {
-    let shard = "policy = \"shard\"\nstep-ms = 300\n";
+    let shard = "policy = \"shard\"\nstep-ms = 1500\n";
     let site = Site::new(3);
     let mut backends: Vec<_> = (0..3).map(|number| Some(site.start_backend(number, shard))).collect();
     let balancer = site.start_balancer(shard);
@@ -180,7 +179,7 @@ fn a_backend_that_sleeps_through_a_handoff_does_not_take_it_later() {
 #[test]
 fn a_balancer_that_sleeps_through_a_return_has_no_second_say() {
     let site = Site::new(1);
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 300\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
     let backend = site.start_backend(0, per_request);
     let balancer = site.start_balancer(per_request);
     balancer.sees(1);
@@ -258,7 +257,7 @@ fn backends_finish_what_they_own_when_the_balancer_starts_anew() {
 fn connections_come_back_to_the_next_balancer() {
     let site = Site::new(2);
     let pin = Pin::new("back");
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 300\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
     let backends = [0, 1].map(|number| site.start_backend(number, per_request));
     let config = format!("{}policy = \"per-request 1\"\n", pin.config().replace("policy = \"pin\"\n", ""));
     let balancer = site.start_balancer(&config);
@@ -284,7 +283,7 @@ fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
     for fault in [Fault::SilentAtBegin, Fault::SilentAtLbReady(None)] {
         let site = Site::new(1);
         let pin = Pin::new("way");
-        let config = pin.config().replace("step-ms = 300", "step-ms = 15000");
+        let config = pin.config().replace("step-ms = 1500", "step-ms = 15000");
         let heard = fake::backend(&site, fault);
         let balancer = site.start_balancer(&config);
         balancer.sees(1);
@@ -376,7 +375,7 @@ fn an_inherited_redirection_that_nothing_uses_goes() {
         balancer.redirect(&flow, &ready);
     }
     let _listener = site.backends[0].on(|| std::net::TcpListener::bind("10.0.0.3:7000")).unwrap();
-    let balancer = site.start_balancer(&format!("{}dead-after-ms = 60000\nidle-ms = 300\n", pin.config()));
+    let balancer = site.start_balancer(&format!("{}dead-after-ms = 60000\nidle-ms = 2000\n", pin.config()));
     assert_eq!(balancer.report().rules.tc, 1);
     balancer.is_clean();
 }

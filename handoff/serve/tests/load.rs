@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Client, Site, eventually};
 
 fn quick(policy: &str) -> String {
-    format!("policy = {policy:?}\nstep-ms = 1000\n")
+    format!("policy = {policy:?}\nstep-ms = 3000\n")
 }
 
 #[test]
@@ -228,8 +228,8 @@ fn the_load_is_balanced_again() {
 #[test]
 fn silent_and_excess_clients_are_sent_away() {
     let site = Site::new(1);
-    let backend = site.start_backend(0, &format!("{}idle-ms = 400\n", quick("pin")));
-    let balancer = site.start_balancer(&format!("{}idle-ms = 400\nmax-connections = 2\n", quick("pin")));
+    let backend = site.start_backend(0, &format!("{}idle-ms = 3000\n", quick("pin")));
+    let balancer = site.start_balancer(&format!("{}idle-ms = 3000\nmax-connections = 2\n", quick("pin")));
     balancer.sees(1);
     let mut served = site.connect();
     assert_eq!(served.get("/bytes/1000").unwrap(), 200);
