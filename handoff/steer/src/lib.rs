@@ -9,8 +9,9 @@
 //! block(client flow)
 //! freeze, send the snapshot     ── snapshot ──>    thaw at one of its own ports
 //!                                                  rewrite_source(flow, the balancer's address)
+//!                                                  block(flow)
 //! redirect(client flow, target) <── ready ──
-//! release the frozen socket     ── go ──>          finish
+//! release the frozen socket     ── go ──>          remove_ingress(flow), finish
 //!
 //!                                                  block(flow), freeze, send the snapshot
 //! thaw, remove_ingress          <── snapshot ──
@@ -19,6 +20,11 @@
 //!
 //! Each host names a flow as its own sockets do: [`Flow::local`] is the balancer's address on the balancer, and the
 //! backend's own address and port on the backend.
+//!
+//! # Tiers
+//!
+//! [`Tiers`] adds a second, slow tier: a device that takes long to be told about a rule ([`SlowTier`]), such as a network
+//! card by way of tc flower ([`Flower`]).
 //!
 //! # Ownership
 //!
