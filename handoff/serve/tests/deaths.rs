@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use common::balancer::{Balancer, ask};
@@ -392,4 +394,78 @@ fn without_pins_connections_end_with_their_balancer() {
         assert!(client.get("/bytes/1000").is_err(), "the host of the balancer knows no such connection");
     }
     backend.is_clean();
+}
+
+/// Clients that download again and again, and connect again when their connection has ended.
+struct Restless {
+    stop: AtomicBool,
+    answers: AtomicU64,
+}
+
+impl Restless {
+    /// One of them. Every answer is right; a connection may end, but never hang.
+    fn run(&self, site: &Site, mut size: usize) {
+        while !self.stop.load(Relaxed) {
+            let connected = site.client.on(|| TcpStream::connect("10.0.0.2:80"));
+            // There may be no balancer now.
+            let Ok(mut client) = connected.map(Client::new) else { continue };
+            while !self.stop.load(Relaxed) {
+                size = (size * 7919 + 104_729) % 200_000;
+                match client.get(&format!("/bytes/{size}")) {
+                    Ok(200) => _ = self.answers.fetch_add(1, Relaxed),
+                    Ok(status) => assert_eq!(status, 503),
+                    Err(error) => {
+                        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                        let ended = [BrokenPipe, ConnectionReset, UnexpectedEof];
+                        assert!(ended.contains(&error.kind()), "{error}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for so many answers more.
+    fn more(&self, answers: u64) {
+        let before = self.answers.load(Relaxed);
+        eventually("there are more answers", || self.answers.load(Relaxed) >= before + answers);
+    }
+}
+
+/// Whatever step a connection is at: nobody hears wrong bytes, nobody waits for ever, and nothing is left.
+#[test]
+fn killed_at_any_moment() {
+    const MOVING: &str = "policy = \"per-request 1\"\nstep-ms = 1500\n";
+    let site = Site::new(2);
+    let pin = Pin::new("any");
+    let pinned = format!("{MOVING}pin = {:?}\n", pin.0);
+    let stays = site.start_backend(1, MOVING);
+    let (mut dies, mut balancer) = (site.start_backend(0, MOVING), site.start_balancer(&pinned));
+    balancer.sees(2);
+    let clients = Restless { stop: AtomicBool::new(false), answers: AtomicU64::new(0) };
+    let (dies, balancer) = std::thread::scope(|scope| {
+        for number in 0..6 {
+            let (clients, site) = (&clients, &site);
+            scope.spawn(move || clients.run(site, number));
+        }
+        for round in 0..8 {
+            clients.more(20 + round * 7);
+            if round % 2 == 0 {
+                dies.kill();
+                balancer.sees(1);
+                clients.more(5);
+                dies = site.start_backend(0, MOVING);
+            } else {
+                balancer.kill();
+                balancer = site.start_balancer(&pinned);
+            }
+            balancer.sees(2);
+        }
+        clients.more(100);
+        clients.stop.store(true, Relaxed);
+        (dies, balancer)
+    });
+    for server in [&balancer, &dies, &stays] {
+        server.is_clean();
+    }
 }

@@ -63,6 +63,11 @@ fn one_client_moves_a_thousand_times() {
         assert_eq!(times.count, 1001);
         println!("{:<14} p50 {:>7.1} us, p99 {:>8.1} us", times.name, times.p50_us, times.p99_us);
     }
+    // The sum of all sizes, counted where they were answered and nowhere else.
+    eventually("bytes are counted", || backends.iter().map(|one| one.report().direct_bytes).sum::<u64>() == 500_500);
+    for report in backends.iter().map(common::Server::report).chain([balancer.report()]) {
+        assert_eq!(report.relayed_bytes, 0, "{report:?}");
+    }
     drop(client);
     balancer.is_clean();
     backends.iter().for_each(common::Server::is_clean);
