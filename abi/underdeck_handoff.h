@@ -10,17 +10,39 @@
  *   ud_handoff_encode(frozen, &bytes, &length) -->  ud_handoff_decode(bytes, length, &snapshot)
  *                                                   ud_handoff_thaw(snapshot, own, &thawing)
  *                                                   ud_handoff_rewrite_source(steer, own, peer, local)
+ *                                                   ud_handoff_block(steer, own, peer)
+ *                                                   ud_handoff_half_close(thawing)
  *   ud_handoff_redirect(steer, local, peer, own) <- ready
- *   ud_handoff_release(frozen)                  --> ud_handoff_finish(thawing, &fd)
+ *   ud_handoff_release(frozen)                  --> ud_handoff_unblock(steer, own, peer)
+ *                                                   ud_handoff_finish(thawing, &fd)
  *
- * On any failure before the release: ud_handoff_unblock(steer, local, peer), then ud_handoff_resume(frozen, &fd), and the
- * connection goes on at the balancer. For the way back both sides change places, without the redirection: thaw at
- * the old address, ud_handoff_unblock, ud_handoff_finish; the backend calls ud_handoff_keep_source, then
- * ud_handoff_release, then ud_handoff_unblock.
+ * local and peer are the addresses of the connection as the client's packets have them, own is an address and port of the
+ * backend. On any failure before the release: the balancer calls ud_handoff_unblock(steer, local, peer), then
+ * ud_handoff_resume(frozen, &fd), and the connection goes on there; the backend calls ud_handoff_abandon, then
+ * ud_handoff_unblock and ud_handoff_keep_source. The backend's block is what makes that safe: a connection that is not
+ * finished acknowledges what arrives, and when it is given up then, nobody has that data.
+ *
+ * The way back:
+ *
+ *   balancer                                        backend
+ *   --------                                        -------
+ *                                                   ud_handoff_block(steer, own, peer)
+ *                                                   ud_handoff_freeze(fd, blob, length, &frozen)
+ *   ud_handoff_decode(bytes, length, &snapshot) <-- ud_handoff_encode(frozen, &bytes, &length)
+ *   ud_handoff_thaw(snapshot, local, &thawing)
+ *   ud_handoff_half_close(thawing)
+ *   ud_handoff_unblock(steer, local, peer)
+ *   ud_handoff_finish(thawing, &fd)             --> ud_handoff_keep_source(steer, own, peer)
+ *                                                   ud_handoff_release(frozen)
+ *                                                   ud_handoff_unblock(steer, own, peer)
+ *
+ * If the balancer fails before it ends the redirection, the backend calls ud_handoff_unblock and ud_handoff_resume.
  *
  * Calls return 0 or an error of enum ud_handoff_error; ud_handoff_message() says more. Objects belong to the caller until
- * a call that is said to consume them. They may be used by any thread, by one at a time; a steer by several. Link with
- * -lunderdeck_handoff, and for the static library also with -lelf -lz -lpthread -ldl -lm.
+ * a call that is said to consume them, which it does whether it fails or not, unless it says otherwise. They may be used
+ * by any thread, by one at a time; a steer by several. All calls are made in the network namespace of the connection, and
+ * need CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Link with -lunderdeck_handoff, and for the static library also with
+ * -lelf -lz -lpthread -ldl -lm.
  */
 
 
@@ -133,9 +155,10 @@ enum ud_handoff_error ud_handoff_encode(const struct ud_handoff_frozen *frozen, 
 void ud_handoff_free_bytes(uint8_t *bytes, size_t length);
 
 /**
- * Rolls back: the connection goes on here under `*fd`. Consumes `frozen`.
+ * Rolls back: the connection goes on here under `*fd`, and sends the first unacknowledged segment again. Consumes `frozen`.
  */
-enum ud_handoff_error ud_handoff_resume(struct ud_handoff_frozen *frozen, int *fd);
+enum ud_handoff_error ud_handoff_resume(struct ud_handoff_frozen *frozen,
+                                        int *fd);
 
 /**
  * Closes the socket without a word to the peer: the connection lives elsewhere. Consumes `frozen`.
@@ -172,9 +195,20 @@ enum ud_handoff_error ud_handoff_thaw(const struct ud_handoff_snapshot *snapshot
                                       struct ud_handoff_thawing **thawing);
 
 /**
- * Lets a restored connection go on under `*fd`, which is in non-blocking mode and closes on exec. Consumes `thawing`.
+ * Brings a restored connection into the state in which it was, if one side has closed. After this, nothing that depends
+ * on the connection can fail. Nothing to do for others. Needs the loopback device, and a source rule or a block.
+ *
+ * UD_HANDOFF_ERROR_STATE if it did not come about: give the connection up then. The object stays the caller's.
  */
-enum ud_handoff_error ud_handoff_finish(struct ud_handoff_thawing *thawing, int *fd);
+enum ud_handoff_error ud_handoff_half_close(struct ud_handoff_thawing *thawing);
+
+/**
+ * Lets a restored connection go on under `*fd`, which is in non-blocking mode and closes on exec: sends what was unsent,
+ * and the first unacknowledged segment again. Does what ud_handoff_half_close does, if that was not called. Consumes
+ * `thawing`.
+ */
+enum ud_handoff_error ud_handoff_finish(struct ud_handoff_thawing *thawing,
+                                        int *fd);
 
 /**
  * Gives a restored connection up, without a word to the peer. Consumes `thawing`.

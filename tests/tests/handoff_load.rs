@@ -53,7 +53,9 @@ fn phase(it: &Phase, handoffs: u64) -> u64 {
     let site = Site::new(Plan { client_links: 2, v6: it.v6, ..Plan::default() }).expect("a site");
     let folder = tempfile::tempdir().expect("a folder");
     let objects = objects(folder.path());
-    let setup = Setup { root: Some(folder.path().to_owned()), ..Setup::new(it.policy) };
+    // A machine that is busy is no sign of a dead backend.
+    let (step_ms, dead_after_ms) = (10_000, Some(10_000));
+    let setup = Setup { root: Some(folder.path().to_owned()), step_ms, dead_after_ms, ..Setup::new(it.policy) };
     let fleet = Fleet::start(&site, &setup).expect("a fleet");
     let client = |number: usize, slow: bool, objects: &[Object]| Client {
         slow,
@@ -70,6 +72,7 @@ fn phase(it: &Phase, handoffs: u64) -> u64 {
     let large = vec![Object::file(folder.path(), 64 << 20, 1).expect("a file")];
     let beside = Downloads::start(vec![client(0, false, &large)], Some(requests.div_ceil(1000).max(2)));
     curl(&site, &fleet, &objects);
+    wrk(&site, &fleet, &objects);
     for (seen, requests) in [(downloads.join(), requests), (beside.join(), requests.div_ceil(1000).max(2))] {
         clean(&seen, requests);
     }
@@ -98,6 +101,24 @@ fn curl(site: &Site, fleet: &Fleet, objects: &[Object]) {
     let wanted: Vec<u8> = objects.iter().flat_map(|object| object.bytes()).copied().collect();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stdout == wanted, "{} bytes instead of {}, or other ones", output.stdout.len(), wanted.len());
+}
+
+/// Another one, for two seconds: it does not look at bodies, but counts what breaks.
+fn wrk(site: &Site, fleet: &Fleet, objects: &[Object]) {
+    let mut command = Command::new("wrk");
+    command.args(["--threads", "2", "--connections", "8", "--duration", "2s", "--timeout", "60s"]);
+    command.arg(format!("http://{}{}", fleet.addr(), objects[2].path()));
+    site.client(1).apply(&mut command);
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("not exercised: wrk is not installed");
+            return;
+        }
+        output => output.expect("wrk runs"),
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("Requests/sec"), "{said}");
+    assert!(!said.contains("Socket errors") && !said.contains("Non-2xx"), "{said}");
 }
 
 #[test]

@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ud_handoff_free_bytes(bytes: *mut u8, length: usize) {
     }
 }
 
-/// Rolls back: the connection goes on here under `*fd`. Consumes `frozen`.
+/// Rolls back: the connection goes on here under `*fd`, and sends the first unacknowledged segment again. Consumes `frozen`.
 ///
 /// # Safety
 /// All pointers are valid.
@@ -246,7 +246,22 @@ pub unsafe extern "C" fn ud_handoff_thaw(
     })
 }
 
-/// Lets a restored connection go on under `*fd`, which is in non-blocking mode and closes on exec. Consumes `thawing`.
+/// Brings a restored connection into the state in which it was, if one side has closed. After this, nothing that depends
+/// on the connection can fail. Nothing to do for others. Needs the loopback device, and a source rule or a block.
+///
+/// UD_HANDOFF_ERROR_STATE if it did not come about: give the connection up then. The object stays the caller's.
+///
+/// # Safety
+/// From ud_handoff_thaw, and not consumed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ud_handoff_half_close(thawing: *mut ud_handoff_thawing) -> ud_handoff_error {
+    // SAFETY: by the contract of this function.
+    call(|| Ok(unsafe { thawing.as_mut() }.ok_or_else(|| null("thawing"))?.0.half_close()?))
+}
+
+/// Lets a restored connection go on under `*fd`, which is in non-blocking mode and closes on exec: sends what was unsent,
+/// and the first unacknowledged segment again. Does what ud_handoff_half_close does, if that was not called. Consumes
+/// `thawing`.
 ///
 /// # Safety
 /// All pointers are valid.

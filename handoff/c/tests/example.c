@@ -90,6 +90,7 @@ static int move(struct ud_handoff_steer *steer, int fd, const char *request)
 
 	check(ud_handoff_release(frozen), "release");
 	check(ud_handoff_thaw(snapshot, &local, &thawing), "thaw");
+	check(ud_handoff_half_close(thawing), "half_close");
 	check(ud_handoff_unblock(steer, &local, &peer), "unblock");
 	check(ud_handoff_finish(thawing, &fd), "finish");
 	ud_handoff_free_snapshot(snapshot);

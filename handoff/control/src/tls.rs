@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,10 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 
 use crate::keys::Role;
 use crate::message::Message;
+
+/// `IPTOS_LOWDELAY` of netinet/ip.h, and `TC_PRIO_INTERACTIVE` of linux/pkt_sched.h, which Linux takes it for.
+const LOW_DELAY: i32 = 0x10;
+const INTERACTIVE: i32 = 6;
 
 /// Why the channel cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -151,13 +156,11 @@ impl Channel {
     /// # Errors
     /// As [`receive`](Self::receive).
     pub fn wait(&mut self, patience: Duration) -> io::Result<Message> {
-        let socket = self.socket().try_clone()?;
-        socket.set_read_timeout(None)?;
+        self.socket().set_read_timeout(None)?;
         let mut first = [0];
-        let stream = self.read_write();
-        stream.read_exact(&mut first)?;
-        socket.set_read_timeout(Some(patience))?;
-        Message::read(&mut first.as_slice().chain(stream))
+        self.read_write().read_exact(&mut first)?;
+        self.socket().set_read_timeout(Some(patience))?;
+        Message::read(&mut first.as_slice().chain(self.read_write()))
     }
 
     /// How long [`receive`](Self::receive) and [`send`](Self::send) wait from now on.
@@ -207,8 +210,53 @@ fn check_role(certificate: &CertificateDer<'_>, role: Role) -> Result<(), rustls
 }
 
 fn prepared(stream: TcpStream, patience: Duration) -> io::Result<TcpStream> {
+    prefer(&stream);
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
     Ok(stream)
+}
+
+/// Asks queues on the way to send these packets before bulk data: a client waits for them. Linux goes by the priority
+/// where the packets leave, and by the type of service where it routes. Not vital, so a refusal is ignored.
+fn prefer(stream: &TcpStream) {
+    let service = match stream.local_addr() {
+        Ok(SocketAddr::V6(_)) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        _ => (libc::IPPROTO_IP, libc::IP_TOS),
+    };
+    // In this order: the type of service sets a priority, too.
+    for ((level, name), value) in [(service, LOW_DELAY), ((libc::SOL_SOCKET, libc::SO_PRIORITY), INTERACTIVE)] {
+        let length = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel reads one integer.
+        unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn option(stream: &TcpStream, level: i32, name: i32) -> i32 {
+        let (mut value, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
+        // SAFETY: the kernel writes one integer.
+        let result =
+            unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length) };
+        assert_eq!(result, 0);
+        value
+    }
+
+    #[test]
+    fn control_messages_go_before_bulk_data() {
+        for (host, service) in
+            [("127.0.0.1:0", (libc::IPPROTO_IP, libc::IP_TOS)), ("[::1]:0", (libc::IPPROTO_IPV6, libc::IPV6_TCLASS))]
+        {
+            let listener = TcpListener::bind(host).unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let stream = prepared(stream, Duration::from_secs(1)).unwrap();
+            assert_eq!(option(&stream, service.0, service.1), LOW_DELAY, "{host}");
+            assert_eq!(option(&stream, libc::SOL_SOCKET, libc::SO_PRIORITY), INTERACTIVE, "{host}");
+        }
+    }
 }

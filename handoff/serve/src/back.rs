@@ -91,7 +91,12 @@ fn of_an_earlier_process(balancer: &Arc<Balancer>, transfer: u64, done: &Done) -
 fn restore(balancer: &Balancer, flow: Flow, snapshot: &[u8]) -> Restored {
     // Another connection's snapshot is no better than a broken one.
     let snapshot = Snapshot::decode(snapshot).ok().filter(|snapshot| snapshot.peer() == flow.peer);
-    let thawing = snapshot.and_then(|snapshot| Some((thaw(&snapshot, flow.local).ok()?, snapshot.blob().to_vec())));
+    let thawing = snapshot.and_then(|snapshot| {
+        let mut thawing = thaw(&snapshot, flow.local).ok()?;
+        // Silently: the redirection blocks what would leave here.
+        thawing.half_close().ok()?;
+        Some((thawing, snapshot.blob().to_vec()))
+    });
     let Some((thawing, read)) = thawing else {
         balancer.metrics.abort("take_back");
         return Restored::No;

@@ -10,7 +10,7 @@ use rustix::net::sockopt;
 use underdeck_handoff_steer::Flow;
 
 /// When a client is told, counted from the first time: each telling is a packet that may be lost.
-const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
+const AGAIN: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1500)];
 
 /// Resets clients' connections from a thread of its own.
 pub struct Resets(Sender<Flow>);
@@ -57,7 +57,8 @@ pub fn reset(stream: TcpStream) {
 
 /// Has the client's connection reset, although nobody knows its sequence numbers: an old segment makes the client answer
 /// with an acknowledgement (RFC 9293, section 3.10.7.4), and this host's kernel, which has no such connection, resets
-/// what the acknowledgement names. No rule may stand for the flow.
+/// what the acknowledgement names. The segment has a FIN, because Linux answers an old one without any data or FIN once in
+/// 500 ms only (`tcp_invalid_ratelimit`), and a connection that moves much has had many. No rule may stand for the flow.
 fn provoke(flow: &Flow) -> io::Result<()> {
     let domain = if flow.peer.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // Two guesses half the sequence space apart: at most one of them is in the window.
@@ -74,14 +75,14 @@ fn provoke(flow: &Flow) -> io::Result<()> {
     Ok(())
 }
 
-/// An acknowledgement without data.
+/// A FIN without data.
 fn segment(flow: &Flow, sequence: u32) -> [u8; 20] {
     let mut bytes = [0; 20];
     bytes[..2].copy_from_slice(&flow.local.port().to_be_bytes());
     bytes[2..4].copy_from_slice(&flow.peer.port().to_be_bytes());
     bytes[4..8].copy_from_slice(&sequence.to_be_bytes());
     bytes[12] = 5 << 4;
-    bytes[13] = 0x10;
+    bytes[13] = 0x11;
     let mut sum = 6 + 20u32;
     let mut add = |bytes: &[u8]| {
         sum += bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u32>();

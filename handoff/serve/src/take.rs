@@ -169,13 +169,25 @@ impl Backend {
         }
         let start = Instant::now();
         let snapshot = Snapshot::decode(snapshot).map_err(|_| before(Refusal::Snapshot))?;
-        let (thawing, lease) = self.thaw(&snapshot).map_err(before)?;
-        let thaw_ns = start.elapsed().as_nanos() as u64;
-        let start = Instant::now();
+        let (mut thawing, lease) = self.thaw(&snapshot).map_err(before)?;
+        let thawed = Instant::now();
         let flow = Flow { local: lease.local(), peer: snapshot.peer() };
-        self.steer.rewrite_source(&flow, snapshot.local()).map_err(|_| before(Refusal::Steering))?;
-        let rule_ns = start.elapsed().as_nanos() as u64;
-        let (local, read) = (snapshot.local(), snapshot.blob().to_vec());
+        let local = snapshot.local();
+        // The block holds until LB_READY: what is acknowledged before that is lost if the balancer goes back on it.
+        let ruled = self.steer.rewrite_source(&flow, local).and_then(|()| self.steer.block(&flow));
+        let rule_ns = thawed.elapsed().as_nanos() as u64;
+        let restored = match ruled {
+            Ok(()) => thawing.half_close().map_err(|_| Refusal::Snapshot),
+            Err(_) => Err(Refusal::Steering),
+        };
+        if let Err(refusal) = restored {
+            // While it is there, the socket would answer for itself; then nobody does.
+            drop(thawing);
+            let _ = self.steer.remove(&flow);
+            return Err(before(refusal));
+        }
+        let thaw_ns = (start.elapsed().as_nanos() as u64).saturating_sub(rule_ns);
+        let read = snapshot.blob().to_vec();
         Ok((Restored { thawing, lease, flow, local, read }, (thaw_ns, rule_ns)))
     }
 
@@ -193,21 +205,20 @@ impl Backend {
         // A question that comes now waits for the outcome.
         let mut stage = lock(stage);
         let refusal = match go {
-            Event::Said(Body::LbReady) if *stage == Stage::Restoring => match thawing.finish() {
-                Ok(fd) => {
-                    *stage = Stage::Taken;
-                    self.own(fd.into(), read, transfer, flow, local, lease);
-                    return Ok(());
+            Event::Said(Body::LbReady) if *stage == Stage::Restoring => {
+                *stage = Stage::Taken;
+                // It fails only if the kernel does, and then nothing would be heard of the client.
+                let _ = self.steer.remove_ingress(&flow);
+                match thawing.finish() {
+                    Ok(fd) => self.own(fd.into(), read, transfer, flow, local, lease),
+                    // The client has heard of the end already.
+                    Err(_) => {
+                        self.transfers.owned.fetch_add(1, Relaxed);
+                        drop(self.owned(transfer, flow, local, lease));
+                    }
                 }
-                // Silently dissolved. After any other error the client has heard of the end already.
-                Err(underdeck_handoff_tcp::Error::HalfClose { .. }) => Some(Refusal::Snapshot),
-                Err(_) => {
-                    *stage = Stage::Taken;
-                    self.transfers.owned.fetch_add(1, Relaxed);
-                    drop(self.owned(transfer, flow, local, lease));
-                    return Ok(());
-                }
-            },
+                return Ok(());
+            }
             Event::Said(Body::LbReady) => Some(Refusal::NotTaken),
             Event::PeerLost => {
                 // If the balancer has died, the next one has inherited a redirection to nobody.

@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use common::balancer::{Balancer, ask};
 use common::fake::{self, Fault};
@@ -13,7 +15,7 @@ use underdeck_handoff_control::message::{Body, Done, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_steer::{Flow, Options};
 
-const PIN: &str = "policy = \"pin\"\nstep-ms = 300\n";
+const PIN: &str = "policy = \"pin\"\nstep-ms = 1500\n";
 
 /// Clients whose connections are with backends, and which backend that is, by the backends' own count.
 fn clients(site: &Site, count: usize) -> Vec<Client> {
@@ -28,7 +30,7 @@ fn clients(site: &Site, count: usize) -> Vec<Client> {
 fn exactly_the_connections_of_a_dead_backend_end() {
     for stopped in [false, true] {
         let site = Site::new(3);
-        let config = format!("{PIN}user-timeout-ms = 1000\n");
+        let config = format!("{PIN}user-timeout-ms = 1000\ndead-after-ms = 2000\n");
         let backends: Vec<_> = (0..3).map(|number| site.start_backend(number, &config)).collect();
         let balancer = site.start_balancer(&config);
         balancer.sees(3);
@@ -53,7 +55,6 @@ fn exactly_the_connections_of_a_dead_backend_end() {
         println!("stopped {stopped}: cleaned within {:?}", since.elapsed());
         let mut reset = 0;
         for client in &mut clients {
-            client.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             match client.get("/bytes/50000") {
                 Ok(status) => assert_eq!(status, 200),
                 Err(error) => {
@@ -95,6 +96,8 @@ fn a_backend_that_starts_anew_is_another_one() {
     let balancer = site.start_balancer(PIN);
     balancer.sees(2);
     let mut clients = clients(&site, 4);
+    let owned = first.report().connections.away;
+    assert!(owned > 0);
     first.kill();
     let again = site.start_backend(0, PIN);
     eventually("it gets connections", || {
@@ -102,7 +105,7 @@ fn a_backend_that_starts_anew_is_another_one() {
         assert_eq!(clients.last_mut().unwrap().get("/bytes/1000").unwrap(), 200);
         again.report().handoffs.out > 0
     });
-    eventually("those of the process before are told", || balancer.report().reset == 2);
+    eventually("those of the process before are told", || balancer.report().reset == owned);
     drop(clients);
     balancer.is_clean();
     again.is_clean();
@@ -110,7 +113,7 @@ fn a_backend_that_starts_anew_is_another_one() {
 
 #[test]
 fn the_next_backend_of_a_shard_answers_for_a_dead_one() {
-    let shard = "policy = \"shard\"\nstep-ms = 300\n";
+    let shard = "policy = \"shard\"\nstep-ms = 1500\n";
     let site = Site::new(3);
     let mut backends: Vec<_> = (0..3).map(|number| Some(site.start_backend(number, shard))).collect();
     let balancer = site.start_balancer(shard);
@@ -178,7 +181,7 @@ fn a_backend_that_sleeps_through_a_handoff_does_not_take_it_later() {
 #[test]
 fn a_balancer_that_sleeps_through_a_return_has_no_second_say() {
     let site = Site::new(1);
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 300\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
     let backend = site.start_backend(0, per_request);
     let balancer = site.start_balancer(per_request);
     balancer.sees(1);
@@ -256,7 +259,7 @@ fn backends_finish_what_they_own_when_the_balancer_starts_anew() {
 fn connections_come_back_to_the_next_balancer() {
     let site = Site::new(2);
     let pin = Pin::new("back");
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 300\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
     let backends = [0, 1].map(|number| site.start_backend(number, per_request));
     let config = format!("{}policy = \"per-request 1\"\n", pin.config().replace("policy = \"pin\"\n", ""));
     let balancer = site.start_balancer(&config);
@@ -282,7 +285,7 @@ fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
     for fault in [Fault::SilentAtBegin, Fault::SilentAtLbReady(None)] {
         let site = Site::new(1);
         let pin = Pin::new("way");
-        let config = pin.config().replace("step-ms = 300", "step-ms = 15000");
+        let config = pin.config().replace("step-ms = 1500", "step-ms = 15000");
         let heard = fake::backend(&site, fault);
         let balancer = site.start_balancer(&config);
         balancer.sees(1);
@@ -374,7 +377,7 @@ fn an_inherited_redirection_that_nothing_uses_goes() {
         balancer.redirect(&flow, &ready);
     }
     let _listener = site.backends[0].on(|| std::net::TcpListener::bind("10.0.0.3:7000")).unwrap();
-    let balancer = site.start_balancer(&format!("{}dead-after-ms = 60000\nidle-ms = 300\n", pin.config()));
+    let balancer = site.start_balancer(&format!("{}dead-after-ms = 60000\nidle-ms = 2000\n", pin.config()));
     assert_eq!(balancer.report().rules.tc, 1);
     balancer.is_clean();
 }
@@ -391,4 +394,78 @@ fn without_pins_connections_end_with_their_balancer() {
         assert!(client.get("/bytes/1000").is_err(), "the host of the balancer knows no such connection");
     }
     backend.is_clean();
+}
+
+/// Clients that download again and again, and connect again when their connection has ended.
+struct Restless {
+    stop: AtomicBool,
+    answers: AtomicU64,
+}
+
+impl Restless {
+    /// One of them. Every answer is right; a connection may end, but never hang.
+    fn run(&self, site: &Site, mut size: usize) {
+        while !self.stop.load(Relaxed) {
+            let connected = site.client.on(|| TcpStream::connect("10.0.0.2:80"));
+            // There may be no balancer now.
+            let Ok(mut client) = connected.map(Client::new) else { continue };
+            while !self.stop.load(Relaxed) {
+                size = (size * 7919 + 104_729) % 200_000;
+                match client.get(&format!("/bytes/{size}")) {
+                    Ok(200) => _ = self.answers.fetch_add(1, Relaxed),
+                    Ok(status) => assert_eq!(status, 503),
+                    Err(error) => {
+                        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                        let ended = [BrokenPipe, ConnectionReset, UnexpectedEof];
+                        assert!(ended.contains(&error.kind()), "{error}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for so many answers more.
+    fn more(&self, answers: u64) {
+        let before = self.answers.load(Relaxed);
+        eventually("there are more answers", || self.answers.load(Relaxed) >= before + answers);
+    }
+}
+
+/// Whatever step a connection is at: nobody hears wrong bytes, nobody waits for ever, and nothing is left.
+#[test]
+fn killed_at_any_moment() {
+    const MOVING: &str = "policy = \"per-request 1\"\nstep-ms = 1500\n";
+    let site = Site::new(2);
+    let pin = Pin::new("any");
+    let pinned = format!("{MOVING}pin = {:?}\n", pin.0);
+    let stays = site.start_backend(1, MOVING);
+    let (mut dies, mut balancer) = (site.start_backend(0, MOVING), site.start_balancer(&pinned));
+    balancer.sees(2);
+    let clients = Restless { stop: AtomicBool::new(false), answers: AtomicU64::new(0) };
+    let (dies, balancer) = std::thread::scope(|scope| {
+        for number in 0..6 {
+            let (clients, site) = (&clients, &site);
+            scope.spawn(move || clients.run(site, number));
+        }
+        for round in 0..8 {
+            clients.more(20 + round * 7);
+            if round % 2 == 0 {
+                dies.kill();
+                balancer.sees(1);
+                clients.more(5);
+                dies = site.start_backend(0, MOVING);
+            } else {
+                balancer.kill();
+                balancer = site.start_balancer(&pinned);
+            }
+            balancer.sees(2);
+        }
+        clients.more(100);
+        clients.stop.store(true, Relaxed);
+        (dies, balancer)
+    });
+    for server in [&balancer, &dies, &stays] {
+        server.is_clean();
+    }
 }

@@ -6,7 +6,7 @@ use common::fake::{self, Answer, Fault};
 use common::{Site, eventually};
 use underdeck_handoff_control::message::{Body, Refusal};
 
-const QUICK: &str = "policy = \"pin\"\nstep-ms = 800\n";
+const QUICK: &str = "policy = \"pin\"\nstep-ms = 2000\n";
 
 /// Backend 0 goes wrong, backend 1 does not; the policy prefers the first as long as both have nothing to do.
 fn goes_on(fault: Fault, reason: &str) {
@@ -21,7 +21,7 @@ fn goes_on(fault: Fault, reason: &str) {
     }
     let report = balancer.report();
     assert_eq!(report.handoffs.aborted.get(reason), Some(&1), "{fault:?}: {:?}", report.handoffs);
-    assert_eq!(report.handoffs.out, 1, "{fault:?}: it went to the other one");
+    eventually("it went to the other one", || balancer.report().handoffs.out == 1);
     assert_eq!(report.requests, 0, "{fault:?}: nothing was relayed");
     assert!(matches!(heard.recv_timeout(common::PATIENCE).expect("it was asked"), Body::BeginOffload(_)));
     assert_eq!(backend.report().connections.away, 1);
@@ -97,7 +97,8 @@ fn in_doubt_the_client_is_told() {
         let asked = common::all(&heard).find(|body| matches!(body, Body::Abort(0)));
         assert!(asked.is_some(), "{fault:?}: it was asked first");
         balancer.is_clean();
-        assert_eq!(site.connect().get("/bytes/1000").expect("others go on"), 200, "{fault:?}");
+        // As long as the broken one rests.
+        eventually("others go on", || site.connect().get("/bytes/1000").is_ok_and(|status| status == 200));
     }
 }
 

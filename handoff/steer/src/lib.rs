@@ -9,8 +9,9 @@
 //! block(client flow)
 //! freeze, send the snapshot     ── snapshot ──>    thaw at one of its own ports
 //!                                                  rewrite_source(flow, the balancer's address)
+//!                                                  block(flow)
 //! redirect(client flow, target) <── ready ──
-//! release the frozen socket     ── go ──>          finish
+//! release the frozen socket     ── go ──>          remove_ingress(flow), finish
 //!
 //!                                                  block(flow), freeze, send the snapshot
 //! thaw, remove_ingress          <── snapshot ──
@@ -19,6 +20,11 @@
 //!
 //! Each host names a flow as its own sockets do: [`Flow::local`] is the balancer's address on the balancer, and the
 //! backend's own address and port on the backend.
+//!
+//! # Tiers
+//!
+//! [`Tiers`] adds a second, slow tier: a device that takes long to be told about a rule ([`SlowTier`]), such as a network
+//! card by way of tc flower ([`Flower`]).
 //!
 //! # Ownership
 //!
@@ -35,6 +41,7 @@ mod abi;
 mod attach;
 mod error;
 mod flow;
+mod flower;
 mod netlink;
 mod ports;
 mod program;
@@ -50,6 +57,7 @@ mod sync {
 pub use attach::Attachment;
 pub use error::Error;
 pub use flow::{Action, Counters, Flow, Rule, Target};
+pub use flower::Flower;
 pub use ports::{Lease, Ports};
 pub use slow::{Slow, SlowCounters, SlowError, SlowTier, Tiers, WORTH_BYTES};
 pub use steer::{Options, Steer};

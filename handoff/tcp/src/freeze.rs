@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::options::SocketOptions;
+use crate::resend::Outstanding;
 use crate::sys::{self, RepairWindow};
 use crate::{Error, FreezeError, Negotiated, Snapshot, TcpState, ktls, options};
 
@@ -53,15 +54,34 @@ impl Frozen {
         &self.snapshot
     }
 
-    /// Rolls back: the connection goes on here, as if nothing had happened. Packets that were blocked meanwhile are
-    /// retransmitted by the peer; lift the block first.
+    /// Rolls back: the connection goes on here, as if nothing had happened. What the peer sent meanwhile it sends again,
+    /// and its acknowledgements are asked for by a retransmission; lift the block first.
     ///
     /// # Errors
     /// If the kernel refuses to leave repair mode, which it does not do to a process that could enter it.
     pub fn resume(mut self) -> Result<OwnedFd, Error> {
         let fd = self.fd.take().expect("only resume, release and drop take it");
         leave_repair(fd.as_raw_fd(), self.reuse)?;
+        let _ = self.resend(fd.as_raw_fd());
         Ok(fd)
+    }
+
+    /// Less may be unacknowledged than when the state was read: packets may have passed the block.
+    fn resend(&self, fd: RawFd) -> Result<(), Error> {
+        let Snapshot { local, state, .. } = self.snapshot;
+        let fin = usize::from(state.fin_in_flight());
+        let waiting = sys::ioctl_int(fd, libc::TIOCOUTQ, "SIOCOUTQ")? as usize;
+        let unsent = sys::ioctl_int(fd, sys::SIOCOUTQNSD, "SIOCOUTQNSD")? as usize;
+        let acknowledged = (self.snapshot.send.len() + fin).saturating_sub(waiting);
+        let end = self.snapshot.send.len().saturating_sub(unsent.saturating_sub(fin));
+        let outstanding = Outstanding {
+            snapshot: &self.snapshot,
+            local,
+            sequence: self.snapshot.send_start().wrapping_add(acknowledged as u32),
+            bytes: self.snapshot.send.get(acknowledged..end).unwrap_or_default(),
+            fin: fin > 0 && unsent == 0 && waiting > 0,
+        };
+        outstanding.resend(fd)
     }
 
     /// Closes the socket without a word to the peer: the connection lives elsewhere now.
@@ -128,7 +148,7 @@ fn read_in_repair(fd: RawFd, fixed: &Fixed, blob: &[u8]) -> Result<Snapshot, Err
             return Err(Error::State(state));
         }
         let ktls = ktls::read(fd, marks.unread, marks.unacknowledged)?;
-        let contents = contents(fd, &marks);
+        let contents = contents(fd, &marks, ktls.is_some());
         let again = Marks::read(fd)?;
         if again != marks {
             marks = again;
@@ -141,9 +161,10 @@ fn read_in_repair(fd: RawFd, fixed: &Fixed, blob: &[u8]) -> Result<Snapshot, Err
 }
 
 /// Both queues.
-fn contents(fd: RawFd, marks: &Marks) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    // SIOCINQ counts to the urgent mark only, and so hides what is behind it.
-    if sys::has_urgent(fd) {
+fn contents(fd: RawFd, marks: &Marks, ktls: bool) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    // SIOCINQ counts to the urgent mark only, and so hides what is behind it. TLS knows no urgent data, and answers the
+    // question with its own records.
+    if !ktls && sys::has_urgent(fd) {
         return Err(Error::Urgent);
     }
     let receive = match marks.unread {

@@ -169,13 +169,14 @@ fn from_call(error: crate::Error) -> KtlsError {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
 
     use super::*;
     use crate::{Error, Snapshot, freeze, thaw};
 
     /// Version, cipher type, and as many bytes as the cipher has.
     fn state(cipher: u16, length: usize) -> Vec<u8> {
-        let mut bytes = vec![7u8; length];
+        let mut bytes = vec![167u8; length];
         bytes[0..2].copy_from_slice(&0x0303u16.to_ne_bytes());
         bytes[2..4].copy_from_slice(&cipher.to_ne_bytes());
         bytes
@@ -202,7 +203,7 @@ mod tests {
         snapshot.ktls = Some(Ktls { tx: direction(51), rx: None });
         let decoded = Snapshot::decode(&snapshot.encode()).unwrap();
         assert!(decoded == snapshot && decoded.has_ktls());
-        assert!(!format!("{decoded:?}").contains("7, 7"), "no keys in logs");
+        assert!(!format!("{decoded:?}").contains("167, 167"), "no keys in logs");
 
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let ulps = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
@@ -220,5 +221,44 @@ mod tests {
         let mut four = [0; 4];
         client.read_exact(&mut four).unwrap();
         assert_eq!(&four, b"fine");
+    }
+
+    /// Records of both directions go on in another socket with the keys and sequence numbers that they had.
+    #[test]
+    fn records_go_on_where_the_kernel_has_tls() {
+        let ulps = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+        if !ulps.split_whitespace().any(|ulp| ulp == "tls") {
+            eprintln!("not exercised: tcp_available_ulp is {:?}", ulps.trim());
+            return;
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        // The kernel wants one cipher for both.
+        let (down, mut up) = (Direction(state(51, 40)), Direction(state(51, 40)));
+        up.0[HEADER..].fill(9);
+        let both = |tx: &Direction, rx: &Direction| Ktls { tx: Some(tx.clone()), rx: Some(rx.clone()) };
+        restore(server.as_raw_fd(), &both(&down, &up)).unwrap();
+        restore(client.as_raw_fd(), &both(&up, &down)).unwrap();
+        for round in 0..3 {
+            for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+                let text = format!("round {round}");
+                from.write_all(text.as_bytes()).unwrap();
+                let mut got = vec![0; text.len()];
+                to.read_exact(&mut got).unwrap();
+                assert_eq!(got, text.as_bytes());
+            }
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while sys::ioctl_int(server.as_raw_fd(), libc::TIOCOUTQ, "SIOCOUTQ").unwrap() > 0 {
+                assert!(std::time::Instant::now() < deadline, "the last record is not acknowledged");
+                std::thread::yield_now();
+            }
+            let frozen = freeze(server.into(), b"").unwrap();
+            let snapshot = Snapshot::decode(&frozen.snapshot().encode()).unwrap();
+            assert!(snapshot.has_ktls());
+            frozen.release();
+            server = TcpStream::from(thaw(&snapshot, snapshot.local()).unwrap().finish().unwrap());
+            server.set_nonblocking(false).unwrap();
+        }
     }
 }

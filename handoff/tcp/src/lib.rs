@@ -9,14 +9,18 @@
 //! freeze(fd, blob) -> Frozen
 //! frozen.snapshot().encode()  ── bytes ──>      Snapshot::decode(bytes)
 //!                                               thaw(&snapshot, local) -> Thawing
-//!                                               rewrite the source (steer)
+//!                                               rewrite the source, block the peer's packets (steer)
+//!                                               thawing.half_close()
 //! redirect the peer's packets (steer)           <── ready ──
-//! frozen.release()            ── go ──>         thawing.finish() -> fd
+//! frozen.release()            ── go ──>         lift the block (steer)
+//!                                               thawing.finish() -> fd
 //! ```
 //!
 //! Anything that fails before `release` is undone by [`Frozen::resume`] on host A, after the block is lifted: the peer
-//! notices a delay at most. `finish` may also come before `redirect`: then the window probe and the data that were
-//! unsent leave at once, and the peer's answers are lost until the redirection stands.
+//! notices a delay at most. The block on host B is what makes that true: a connection in repair mode acknowledges what
+//! arrives, and if it is given up then, nobody has that data. After `go` nothing can fail but for want of memory.
+//! `finish` may also come before `redirect`: then what is unacknowledged or unsent leaves at once, and the peer's answers
+//! are lost until the redirection stands.
 //!
 //! # Ownership
 //!
@@ -33,7 +37,9 @@
 //!
 //! # Privilege
 //!
-//! `CAP_NET_ADMIN` in the user namespace of the network namespace; half-closed connections need `CAP_NET_RAW` too.
+//! `CAP_NET_ADMIN` in the user namespace of the network namespace; half-closed connections need `CAP_NET_RAW` too. Without
+//! it a connection with unacknowledged data waits for a retransmission time-out after each move. All calls are made in the
+//! network namespace of the connection.
 
 mod encode;
 mod error;
@@ -41,6 +47,8 @@ mod freeze;
 mod half_close;
 mod ktls;
 mod options;
+mod resend;
+mod segment;
 mod snapshot;
 mod sys;
 mod thaw;

@@ -212,10 +212,11 @@ pub fn shutdown_write(fd: RawFd) -> Result<(), Error> {
     }
 }
 
-/// Sends one whole IP packet from a raw socket to `address`.
-pub fn send_raw(fd: &OwnedFd, packet: &[u8], address: IpAddr) -> Result<(), Error> {
+/// Sends one whole IP packet from a raw socket to the host of `to`.
+pub fn send_raw(fd: &OwnedFd, packet: &[u8], mut to: SocketAddr) -> Result<(), Error> {
     // The port of a raw destination means a protocol to the kernel (IPv6 checks it): none.
-    let (storage, length) = to_storage(&SocketAddr::new(address, 0));
+    to.set_port(0);
+    let (storage, length) = to_storage(&to);
     // SAFETY: the kernel reads the packet and the address.
     let sent = unsafe {
         libc::sendto(fd.as_raw_fd(), packet.as_ptr().cast(), packet.len(), 0, (&raw const storage).cast(), length)

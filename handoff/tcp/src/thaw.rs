@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::freeze::leave_repair;
 use crate::half_close::Restored;
+use crate::resend::Outstanding;
 use crate::sys::{self, RepairOption, RepairWindow};
 use crate::{Error, Queue, Snapshot, half_close, ktls, options};
 
@@ -23,7 +24,10 @@ pub struct Thawing {
     local: SocketAddr,
     /// Sends what the peer has sent, for half-closed states.
     voice: Option<OwnedFd>,
+    half_closed: bool,
     una: u32,
+    /// The first unacknowledged bytes, as many as a segment takes at most.
+    first: Vec<u8>,
     /// Without what the kernel has already.
     rest: Snapshot,
 }
@@ -43,7 +47,8 @@ pub fn thaw(snapshot: &Snapshot, local: SocketAddr) -> Result<Thawing, Error> {
 /// Routing must deliver packets for that address to this host's sockets; no rewriting is needed then.
 ///
 /// # Errors
-/// As [`thaw`]; half-closed connections in which the peer has sent its FIN cannot be restored this way.
+/// As [`thaw`]; half-closed connections in which the peer has sent its FIN cannot be restored this way. What is
+/// unacknowledged is sent again after a retransmission time-out only.
 pub fn thaw_foreign(snapshot: &Snapshot) -> Result<Thawing, Error> {
     restore(snapshot, snapshot.local, true)
 }
@@ -59,20 +64,37 @@ impl Thawing {
         self.fd.as_ref().expect("only finish and drop take it").as_raw_fd()
     }
 
-    /// Leaves repair mode: restores half-closed states, sends what was unsent, and probes the peer's window. The
-    /// descriptor is in non-blocking mode and closes on exec.
+    /// Restores half-closed states, the last thing that can go wrong: call it before the other side is told that it may
+    /// give the connection up. If the peer has closed, the kernel acknowledges that once more, so the source rule, or a
+    /// block in both directions, must stand. Nothing to do for established connections, and if it was called before.
     ///
     /// # Errors
-    /// [`Error::HalfClose`]: the socket is dissolved without a word to the peer. Others come after repair mode has ended,
-    /// and close the connection.
+    /// [`Error::HalfClose`]. Drop this then: the socket is dissolved without a word to the peer.
+    pub fn half_close(&mut self) -> Result<(), Error> {
+        if !self.half_closed {
+            let fd = self.fd.as_ref().expect("only finish and drop take it").as_raw_fd();
+            let Thawing { rest, local, voice, una, .. } = &*self;
+            half_close::restore(&Restored { fd, snapshot: rest, una: *una, local: *local, voice: voice.as_ref() })?;
+            self.half_closed = true;
+        }
+        Ok(())
+    }
+
+    /// Leaves repair mode: sends what was unsent, and the first unacknowledged segment again. The descriptor is in
+    /// non-blocking mode and closes on exec.
+    ///
+    /// # Errors
+    /// Those of [`half_close`](Thawing::half_close), if that was not called before. Others come after repair mode has
+    /// ended, and close the connection.
     pub fn finish(mut self) -> Result<OwnedFd, Error> {
-        let raw = self.fd.as_ref().expect("only finish and drop take it").as_raw_fd();
-        let Thawing { rest, local, voice, una, .. } = &self;
-        half_close::restore(&Restored { fd: raw, snapshot: rest, una: *una, local: *local, voice: voice.as_ref() })?;
+        self.half_close()?;
         // From here on the connection is live, and errors close it like any other.
-        let fd = self.fd.take().expect("it was there");
-        let snapshot = &self.rest;
+        let fd = self.fd.take().expect("only finish and drop take it");
+        let (raw, snapshot) = (fd.as_raw_fd(), &self.rest);
         leave_repair(raw, snapshot.options.reuse_address())?;
+        let fin = snapshot.state.fin_in_flight() && !snapshot.fin_unsent;
+        let outstanding = Outstanding { snapshot, local: self.local, sequence: self.una, bytes: &self.first, fin };
+        let _ = outstanding.resend(raw);
         sys::queue(raw, snapshot.unsent()).map_err(|(accepted, source)| Error::QueueRefused {
             queue: Queue::Send,
             accepted,
@@ -109,7 +131,10 @@ fn restore(snapshot: &Snapshot, local: SocketAddr, foreign: bool) -> Result<Thaw
     }
     before_connect(raw, snapshot)?;
     connect(&fd, local, peer)?;
-    let thawing = Thawing { fd: Some(fd), local, voice, una: snapshot.send_start(), rest: snapshot.rest() };
+    let unacknowledged = snapshot.unacknowledged();
+    let first = unacknowledged[..unacknowledged.len().min(usize::from(snapshot.negotiated.mss))].to_vec();
+    let (una, rest) = (snapshot.send_start(), snapshot.rest());
+    let thawing = Thawing { fd: Some(fd), local, voice, half_closed: false, una, first, rest };
     after_connect(raw, snapshot)?;
     Ok(thawing)
 }

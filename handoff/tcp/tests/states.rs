@@ -340,6 +340,75 @@ fn closing() {
     });
 }
 
+/// The client has all of it and has said so, but the server has not heard it.
+fn unheard(mover: &Mover, client: &TcpStream, mut server: &TcpStream, bytes: &[u8]) {
+    let flow = mover.flow(server);
+    // A block spares packets that have a source rule, even if it changes nothing.
+    mover.steer.rewrite_source(&flow, flow.local).unwrap();
+    mover.steer.block(&flow).unwrap();
+    let before = queued(client).0;
+    server.write_all(bytes).unwrap();
+    eventually("the client has it", || queued(client).0 == before + bytes.len());
+    assert_eq!(queued(server).1, bytes.len());
+}
+
+/// Acknowledgements that were lost are asked for at once, every time, and not after a retransmission time-out.
+#[test]
+fn lost_acknowledgements_are_asked_for() {
+    on_both(|mover, client, mut server| {
+        for half_closed in [false, true] {
+            if half_closed {
+                client.shutdown(Shutdown::Write).unwrap();
+                is_state(&server, TcpState::CloseWait);
+            }
+            // More often than a peer answers window probes.
+            for _ in 0..5 {
+                unheard(mover, &client, &server, &[7; 9000]);
+                let (moved, snapshot) = mover.go(server);
+                assert_eq!(snapshot.unacknowledged().len(), 9000);
+                eventually("all is acknowledged", || queued(&moved).1 == 0);
+                assert_eq!(common::retransmissions(&moved), 0, "half-closed: {half_closed}");
+                expect(&client, &[7; 9000]);
+                server = moved;
+            }
+        }
+    });
+}
+
+#[test]
+fn lost_acknowledgements_are_asked_for_after_a_rollback() {
+    let cable = Cable::new();
+    // Nothing is sent again by the kernel.
+    cable.server.run("sysctl -qw net.ipv4.tcp_early_retrans=0");
+    cable.server.run("ip route change 10.0.0.0/24 dev eth0 src 10.0.0.2 rto_min 100s");
+    let mover = Mover::with(cable);
+    let (client, mut server) = mover.cable.connect(false);
+    for half_closed in [false, true] {
+        if half_closed {
+            client.shutdown(Shutdown::Write).unwrap();
+            is_state(&server, TcpState::CloseWait);
+        }
+        unheard(&mover, &client, &server, &[7; 9000]);
+        let flow = mover.flow(&server);
+        let frozen = underdeck_handoff_tcp::freeze(server.into(), b"").unwrap();
+        mover.steer.remove(&flow).unwrap();
+        server = common::stream(mover.cable.server.on(|| frozen.resume()).unwrap());
+        eventually("all is acknowledged", || queued(&server).1 == 0);
+        expect(&client, &[7; 9000]);
+    }
+    // A FIN that waits for its acknowledgement, too.
+    let flow = mover.flow(&server);
+    mover.steer.rewrite_source(&flow, flow.local).unwrap();
+    mover.steer.block(&flow).unwrap();
+    server.shutdown(Shutdown::Write).unwrap();
+    expect_end(&client);
+    is_state(&server, TcpState::LastAck);
+    let frozen = underdeck_handoff_tcp::freeze(server.into(), b"").unwrap();
+    mover.steer.remove(&flow).unwrap();
+    server = common::stream(mover.cable.server.on(|| frozen.resume()).unwrap());
+    is_state(&server, TcpState::Closed);
+}
+
 /// What was negotiated is restored, and nothing else.
 #[test]
 fn every_combination_of_negotiated_options() {

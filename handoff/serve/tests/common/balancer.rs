@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::message::{Body, Done, Message};
@@ -54,7 +53,7 @@ impl<'a> Balancer<'a> {
     }
 
     pub fn try_control(&self) -> io::Result<Channel> {
-        self.site.balancer.on(|| self.identity.connect(self.site.address(3, 7000), Duration::from_secs(5)))
+        self.site.balancer.on(|| self.identity.connect(self.site.address(3, 7000), PATIENCE))
     }
 
     pub fn freeze(&self, server: TcpStream, read: &[u8]) -> (Frozen, Flow) {
@@ -89,9 +88,9 @@ impl<'a> Balancer<'a> {
                 let (identity, sender, answer) = (identity.clone(), sender.clone(), answer.clone());
                 let stream = stream.expect("a peer");
                 std::thread::spawn(move || -> io::Result<()> {
-                    let mut channel = identity.accept(stream, Duration::from_secs(5))?;
+                    let mut channel = identity.accept(stream, PATIENCE)?;
                     loop {
-                        let message = channel.wait(Duration::from_secs(5))?;
+                        let message = channel.wait(PATIENCE)?;
                         let transfer = message.transfer;
                         let body = answer(&message.body);
                         // Nobody reads it after the test.

@@ -3,13 +3,12 @@
 use std::io;
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use underdeck_handoff_control::keys::Role;
 use underdeck_handoff_control::message::{Body, Message, Refusal};
 use underdeck_handoff_control::tls::Channel;
 
-use super::Site;
+use super::{PATIENCE, Site};
 
 /// Where it goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,7 @@ pub fn backend(site: &Site, fault: Fault) -> Receiver<Body> {
             let (identity, sender) = (identity.clone(), sender.clone());
             let stream = stream.expect("a peer");
             std::thread::spawn(move || -> io::Result<()> {
-                let mut channel = identity.accept(stream, Duration::from_secs(5))?;
+                let mut channel = identity.accept(stream, PATIENCE)?;
                 while talk(&mut channel, fault, &sender)? {}
                 Ok(())
             });
@@ -60,7 +59,7 @@ pub fn backend(site: &Site, fault: Fault) -> Receiver<Body> {
 
 /// False if the connection shall end.
 fn talk(channel: &mut Channel, fault: Fault, heard: &Sender<Body>) -> io::Result<bool> {
-    let message = channel.wait(Duration::from_secs(5))?;
+    let message = channel.wait(PATIENCE)?;
     let transfer = message.transfer;
     if let Body::Ping(_) = message.body {
         channel.send(&Message { transfer: 77, body: Body::Pong(0) })?;

@@ -150,9 +150,11 @@ impl Site {
 
     fn start(&self, name: &str, host: usize, on: &Host, more: &str) -> Server {
         let folder = self.folder.path();
+        // A machine that is busy is no sign of a dead backend.
+        let dead_after = if more.contains("dead-after-ms") { "" } else { "dead-after-ms = 5000\n" };
         let mut text = format!(
             "listen = \"10.0.0.{host}:80\"\ncontrol = \"10.0.0.{host}:7000\"\ninterfaces = [\"eth0\"]\n\
-             authority = {:?}\ncertificate = {:?}\nkey = {:?}\nstatus = {:?}\n{more}\n",
+             authority = {:?}\ncertificate = {:?}\nkey = {:?}\nstatus = {:?}\n{dead_after}{more}\n",
             folder.join("authority.pem"),
             folder.join(format!("{name}.pem")),
             folder.join(format!("{name}.key")),

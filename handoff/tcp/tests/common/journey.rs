@@ -26,13 +26,16 @@ pub fn out(site: &Site, steers: &Steers, server: TcpStream, at: SocketAddr) -> (
     steers.balancer.block(&flow).unwrap();
     let frozen = freeze(server.into(), b"").unwrap();
     let snapshot = Snapshot::decode(&frozen.snapshot().encode()).unwrap();
-    let thawing = site.backend.on(|| thaw(&snapshot, at).unwrap());
+    let mut thawing = site.backend.on(|| thaw(&snapshot, at).unwrap());
     let there = Flow { local: at, peer: flow.peer };
     steers.backend.rewrite_source(&there, flow.local).unwrap();
+    steers.backend.block(&there).unwrap();
+    thawing.half_close().unwrap();
     let target = site.balancer.on(|| Target::resolve(at).unwrap());
     steers.balancer.redirect(&flow, &target).unwrap();
     frozen.release();
-    (stream(thawing.finish().unwrap()), there)
+    steers.backend.remove_ingress(&there).unwrap().expect("it was blocked");
+    (stream(site.backend.on(|| thawing.finish()).unwrap()), there)
 }
 
 /// The inbound transfer.
@@ -40,10 +43,11 @@ pub fn back(site: &Site, steers: &Steers, server: TcpStream, there: &Flow, local
     steers.backend.block(there).unwrap();
     let frozen = freeze(server.into(), b"").unwrap();
     let snapshot = Snapshot::decode(&frozen.snapshot().encode()).unwrap();
-    let thawing = site.balancer.on(|| thaw(&snapshot, local).unwrap());
+    let mut thawing = site.balancer.on(|| thaw(&snapshot, local).unwrap());
+    thawing.half_close().unwrap();
     let flow = Flow { local, peer: there.peer };
     steers.balancer.remove_ingress(&flow).unwrap().expect("it was redirected");
-    let server = stream(thawing.finish().unwrap());
+    let server = stream(site.balancer.on(|| thawing.finish()).unwrap());
     steers.backend.remove_source(there).unwrap().expect("it was rewritten");
     frozen.release();
     assert!(steers.backend.remove(there).unwrap());

@@ -208,9 +208,14 @@ pub fn options(socket: &impl AsFd) -> u8 {
     info(socket)[5]
 }
 
+/// `tcpi_total_retrans`: what this socket has sent again by itself.
+pub fn retransmissions(socket: &impl AsFd) -> u32 {
+    u32::from_ne_bytes(info(socket)[100..104].try_into().expect("four bytes"))
+}
+
 /// The first bytes of `struct tcp_info`.
-pub fn info(socket: &impl AsFd) -> [u8; 24] {
-    let mut info = [0u8; 24];
+pub fn info(socket: &impl AsFd) -> [u8; 104] {
+    let mut info = [0u8; 104];
     let mut length = info.len() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `length` bytes.

@@ -61,6 +61,7 @@ impl Mover {
         frozen.release();
         let thawing = self.cable.server.on(|| thaw(&snapshot, snapshot.local())).expect("it can be thawed");
         self.steer.remove(&flow).expect("the map works");
-        (stream(thawing.finish().expect("it can be finished")), snapshot)
+        let fd = self.cable.server.on(|| thawing.finish()).expect("it can be finished");
+        (stream(fd), snapshot)
     }
 }
