@@ -253,8 +253,7 @@ int ud_policy(struct sk_msg_md *msg)
 	bpf_probe_read_kernel(h->text, len, msg->data);
 	h->size = len;
 	h->random = bpf_get_prandom_u32();
-	h->destination_ip = conn->destination_ip;
-	h->destination_port = conn->destination_port;
+	h->destination = conn->destination;
 	result = judge(h);
 	need = bytes_needed(h, size, result);
 	if (need && conn->corks < UD_CORKS_MAX && !bpf_msg_cork_bytes(msg, need)) {

@@ -1,10 +1,10 @@
 //! The program in the kernel, without any connection: loaded, and run over heads by `BPF_PROG_TEST_RUN`.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 
-use crate::abi::{self, ud_trial};
+use crate::abi::{self, ud_address, ud_trial};
 
 /// The program that decides without a connection.
 const PROGRAM: &str = "ud_try";
@@ -98,15 +98,20 @@ impl Trial {
     /// # Errors
     ///
     /// See [`TrialError`].
-    pub fn run(&mut self, head: &[u8], to: (Ipv4Addr, u16), random: u32, rounds: u32) -> Result<Tried, TrialError> {
+    pub fn run(
+        &mut self,
+        head: &[u8],
+        to: (impl Into<IpAddr>, u16),
+        random: u32,
+        rounds: u32,
+    ) -> Result<Tried, TrialError> {
         if head.len() > abi::UD_HEAD_MAX as usize {
             return Err(TrialError::Long);
         }
         let mut trial = ud_trial {
             size: u32::try_from(head.len()).unwrap_or(0),
             random,
-            destination_ip: to.0.to_bits().to_be(),
-            destination_port: u32::from(to.1),
+            destination: ud_address::new(to.0.into(), to.1),
             rounds,
             ..ud_trial::default()
         };

@@ -3,12 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 use underdeck_mesh_policy::form::HeaderEdits;
@@ -183,12 +183,12 @@ impl Agent {
     }
 }
 
-/// Runs until SIGTERM or SIGINT. `ready` is called once connections are taken over.
+/// Runs until SIGTERM or SIGINT. `ready` is called with the addresses that they come to once connections are taken over.
 ///
 /// # Errors
 ///
 /// See [`AgentError`]; nothing is taken over then.
-pub fn run(path: &Path, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+pub fn run(path: &Path, ready: impl FnOnce(&[SocketAddr])) -> Result<(), AgentError> {
     let config = Config::read(path)?;
     allow_connections();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
@@ -207,13 +207,44 @@ fn allow_connections() {
     }
 }
 
-async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+/// Where the connections come to.
+struct Listeners {
+    v4: TcpListener,
+    /// None: there is no IPv6, and no service needs it.
+    v6: Option<TcpListener>,
+}
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, AgentError> {
+        let socket = |what: String| move |source| AgentError::Socket { what, source };
+        let v4 = TcpListener::bind(config.listen).await.map_err(socket(config.listen.to_string()))?;
+        let v6 = TcpListener::bind(config.listen6).await.map_err(socket(config.listen6.to_string()));
+        if config.services.iter().any(SocketAddr::is_ipv6) {
+            return Ok(Self { v4, v6: Some(v6?) });
+        }
+        Ok(Self { v4, v6: v6.ok() })
+    }
+
+    fn addresses(&self) -> Result<Vec<SocketAddr>, AgentError> {
+        let all = [Some(&self.v4), self.v6.as_ref()];
+        all.into_iter().flatten().map(|of| of.local_addr().map_err(AgentError::Runtime)).collect()
+    }
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match &self.v6 {
+            None => self.v4.accept().await,
+            Some(v6) => tokio::select! {
+                accepted = self.v4.accept() => accepted,
+                accepted = v6.accept() => accepted,
+            },
+        }
+    }
+}
+
+async fn start(config: Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), AgentError> {
     let policies = Policies::make(&config)?;
-    let socket = |what: String| move |source| AgentError::Socket { what, source };
-    let listener = TcpListener::bind(config.listen).await.map_err(socket(config.listen.to_string()))?;
-    let SocketAddr::V4(address) = listener.local_addr().map_err(AgentError::Runtime)? else {
-        return Err(AgentError::Runtime(io::ErrorKind::Unsupported.into()));
-    };
+    let listeners = Listeners::bind(&config).await?;
+    let addresses = listeners.addresses()?;
     let asked = Asked::bind(&config.socket)?;
     let agent = Rc::new(Agent {
         kernel: Kernel::load(&config.cgroup)?,
@@ -228,10 +259,12 @@ async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), A
     });
     agent.enforce(policies).await?;
     for service in &agent.config.services {
-        agent.kernel.take_over(*service, address)?;
+        if let Some(address) = addresses.iter().find(|address| address.is_ipv4() == service.is_ipv4()) {
+            agent.kernel.take_over(*service, *address)?;
+        }
     }
-    ready(address);
-    let ended = serve(&agent, &listener, &asked).await;
+    ready(&addresses);
+    let ended = serve(&agent, &listeners, &asked).await;
     // Nothing of the kernel may stay: tasks hold the agent.
     drop(asked);
     ended
@@ -263,7 +296,7 @@ impl Drop for Asked {
     }
 }
 
-async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Result<(), AgentError> {
+async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Result<(), AgentError> {
     let on = |kind| signal(kind).map_err(AgentError::Runtime);
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
@@ -282,11 +315,10 @@ async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Resu
                     (seen, again) = (now, false);
                 }
             }
-            accepted = listener.accept() => match accepted {
-                Ok((stream, SocketAddr::V4(peer))) => {
+            accepted = listeners.accept() => match accepted {
+                Ok((stream, peer)) => {
                     tokio::task::spawn_local(client::serve(agent.clone(), stream, peer));
                 }
-                Ok(_) => {}
                 Err(error) => {
                     agent.complain(&format!("accept: {error}"));
                     tokio::time::sleep(Duration::from_millis(10)).await;

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ impl Writer<'_> {
 /// What belongs to one connection, and goes with it.
 struct Guard {
     client: Rc<Client>,
-    peer: SocketAddrV4,
+    peer: SocketAddr,
 }
 
 impl Drop for Guard {
@@ -123,12 +123,11 @@ enum Ending {
 }
 
 /// A connection from its beginning to its end.
-pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV4) {
+pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr) {
     // A process connected to the agent's port by itself: nobody knows what it wants.
     let Some(cookie) = agent.kernel.cookie_of(peer) else { return };
     let Some(conn) = agent.kernel.conn(cookie) else { return };
-    let port = u16::try_from(conn.destination_port).unwrap_or(0);
-    let destination = (Ipv4Addr::from(conn.destination_ip.to_ne_bytes()), port);
+    let destination = conn.destination.parts();
     let _ = stream.set_nodelay(true);
     let (read, output) = stream.into_split();
     let client = Rc::new(Client {
@@ -179,7 +178,7 @@ struct Connection {
     client: Rc<Client>,
     input: Input,
     envoy: Option<(Rc<Envoy>, Link)>,
-    destination: (Ipv4Addr, u16),
+    destination: (IpAddr, u16),
 }
 
 impl Connection {
@@ -335,7 +334,7 @@ impl Connection {
         {
             return Some((envoy, link));
         }
-        let address = current.port_of(SocketAddrV4::new(self.destination.0, self.destination.1))?;
+        let address = current.port_of(SocketAddr::from(self.destination))?;
         let stream = TcpStream::connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some((current, Link::new(stream)))

@@ -1,7 +1,7 @@
 //! The file that `underdeck mesh run --config` reads.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -22,7 +22,7 @@ pub struct Config {
     #[serde(default)]
     pub sender: From,
     /// What they connect to and shall not reach directly.
-    pub services: Vec<SocketAddrV4>,
+    pub services: Vec<SocketAddr>,
     /// Endpoints of clusters that the policies do not name themselves.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Vec<SocketAddr>>,
@@ -32,6 +32,9 @@ pub struct Config {
     /// Where the agent listens for connections that were taken over; port 0: a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddrV4,
+    /// The same for those of IPv6.
+    #[serde(default = "listen6")]
+    pub listen6: SocketAddrV6,
     /// Where `mesh status` asks.
     #[serde(default = "socket")]
     pub socket: PathBuf,
@@ -96,6 +99,10 @@ fn listen() -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)
 }
 
+fn listen6() -> SocketAddrV6 {
+    SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0)
+}
+
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -132,6 +139,10 @@ impl Config {
         let folder = path.parent().unwrap_or(Path::new("."));
         for path in &mut config.policies {
             *path = folder.join(&*path);
+        }
+        for service in &mut config.services {
+            // An IPv4-mapped address is an IPv4 address.
+            service.set_ip(service.ip().to_canonical());
         }
         config.socket = folder.join(&config.socket);
         config.cache = config.cache.map(|path| folder.join(path));

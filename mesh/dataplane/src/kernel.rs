@@ -1,12 +1,14 @@
 //! The programs and maps in the kernel. Nothing is pinned: all of it goes when the agent goes.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
-use underdeck_mesh_compiler::abi::{self, ud_cluster, ud_conn, ud_counters, ud_pool_call, ud_progress, ud_upstream};
+use underdeck_mesh_compiler::abi::{
+    self, ud_address, ud_cluster, ud_conn, ud_counters, ud_pool_call, ud_progress, ud_upstream,
+};
 
 const ENTRY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/entry.bpf.o"));
 
@@ -73,6 +75,8 @@ unsafe impl Plain for ud_counters {}
 // SAFETY: as above.
 unsafe impl Plain for ud_pool_call {}
 // SAFETY: as above.
+unsafe impl Plain for ud_address {}
+// SAFETY: as above.
 unsafe impl Plain for u64 {}
 
 /// The fixed programs, attached.
@@ -99,11 +103,8 @@ fn map(object: &Object, name: &str) -> Result<MapHandle, KernelError> {
     bpf(name, MapHandle::try_from(&found))
 }
 
-fn address(ip: Ipv4Addr, port: u16) -> [u8; 8] {
-    let mut out = [0; 8];
-    out[..4].copy_from_slice(&ip.octets());
-    out[4..].copy_from_slice(&u32::from(port).to_ne_bytes());
-    out
+fn address(of: SocketAddr) -> ud_address {
+    ud_address::new(of.ip(), of.port())
 }
 
 impl Kernel {
@@ -118,7 +119,7 @@ impl Kernel {
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
         // The order matters: a connection must not be taken over before it can be known.
-        for name in ["ud_established", "ud_connect4"] {
+        for name in ["ud_established", "ud_connect4", "ud_connect6"] {
             links.push(bpf(name, program(&object, name)?.attach_cgroup(folder.as_raw_fd()))?);
         }
         Ok(Self {
@@ -135,10 +136,9 @@ impl Kernel {
     }
 
     /// Connections to `service` come to `agent` from now on.
-    pub(crate) fn take_over(&self, service: SocketAddrV4, agent: SocketAddrV4) -> Result<(), KernelError> {
+    pub(crate) fn take_over(&self, service: SocketAddr, agent: SocketAddr) -> Result<(), KernelError> {
         let services = map(&self.object, "ud_services")?;
-        let (from, to) = (address(*service.ip(), service.port()), address(*agent.ip(), agent.port()));
-        bpf("ud_services", services.update(&from, &to, MapFlags::ANY))
+        bpf("ud_services", services.update(address(service).bytes(), address(agent).bytes(), MapFlags::ANY))
     }
 
     /// Another endpoint, with an empty pool: its number.
@@ -184,8 +184,8 @@ impl Kernel {
     }
 
     /// The cookie of the application's socket, by its address.
-    pub(crate) fn cookie_of(&self, peer: SocketAddrV4) -> Option<u64> {
-        let found = self.by_peer.lookup(&address(*peer.ip(), peer.port()), MapFlags::ANY).ok()??;
+    pub(crate) fn cookie_of(&self, peer: SocketAddr) -> Option<u64> {
+        let found = self.by_peer.lookup(address(peer).bytes(), MapFlags::ANY).ok()??;
         Plain::from(&found)
     }
 
@@ -206,10 +206,10 @@ impl Kernel {
     }
 
     /// The connection is gone.
-    pub(crate) fn forget_client(&self, client: u64, peer: SocketAddrV4) {
+    pub(crate) fn forget_client(&self, client: u64, peer: SocketAddr) {
         let _ = self.conns.delete(client.bytes());
         let _ = self.progresses.delete(client.bytes());
-        let _ = self.by_peer.delete(&address(*peer.ip(), peer.port()));
+        let _ = self.by_peer.delete(address(peer).bytes());
     }
 
     pub(crate) fn upstream(&self, cookie: u64) -> Option<ud_upstream> {

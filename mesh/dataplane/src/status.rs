@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -79,7 +79,7 @@ pub struct Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upstream {
     /// Its address.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Connections, idle or not.
     pub connections: usize,
 }

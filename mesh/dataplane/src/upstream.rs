@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const ACCEPT: Duration = Duration::from_secs(5);
 
 /// One server.
 struct Endpoint {
-    address: SocketAddrV4,
+    address: SocketAddr,
     connections: usize,
 }
 
@@ -39,13 +39,13 @@ struct Endpoint {
 #[derive(Default)]
 pub(crate) struct Upstreams {
     endpoints: RefCell<Vec<Endpoint>>,
-    numbers: RefCell<HashMap<SocketAddrV4, u32>>,
+    numbers: RefCell<HashMap<SocketAddr, u32>>,
     tasks: RefCell<HashMap<u64, AbortHandle>>,
 }
 
 impl Upstreams {
     /// The number of an address, which is the same for as long as the agent runs.
-    pub(crate) fn number(&self, address: SocketAddrV4, make: impl FnOnce() -> Option<u32>) -> Option<u32> {
+    pub(crate) fn number(&self, address: SocketAddr, make: impl FnOnce() -> Option<u32>) -> Option<u32> {
         if let Some(number) = self.numbers.borrow().get(&address) {
             return Some(*number);
         }
@@ -56,7 +56,7 @@ impl Upstreams {
     }
 
     /// Connections by address.
-    pub(crate) fn counts(&self) -> Vec<(SocketAddrV4, usize)> {
+    pub(crate) fn counts(&self) -> Vec<(SocketAddr, usize)> {
         self.endpoints.borrow().iter().map(|endpoint| (endpoint.address, endpoint.connections)).collect()
     }
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const REQUESTS_PER_CONNECTION: u32 = 7;
 
 struct Nginx {
     process: Process,
-    address: SocketAddrV4,
+    address: SocketAddr,
     _port: Port,
     _place: tempfile::TempDir,
 }
@@ -52,17 +52,16 @@ fn nginx() -> Nginx {
         TcpStream::connect(address).ok()
     })
     .expect("nginx listens");
-    let std::net::SocketAddr::V4(address) = address else { panic!("IPv4") };
     Nginx { process, address, _port: port, _place: place }
 }
 
-fn start(name: &str, group: &Path, service: &str) -> (Nginx, Agent, SocketAddrV4) {
+fn start(name: &str, group: &Path, service: &str) -> (Nginx, Agent, SocketAddr) {
     let nginx = nginx();
     let (agent, service) = start_at(name, group, service, nginx.address);
     (nginx, agent, service)
 }
 
-fn curl(service: SocketAddrV4, arguments: &[&str]) -> String {
+fn curl(service: SocketAddr, arguments: &[&str]) -> String {
     let mut command = Command::new(Tool::Curl.path().expect("curl"));
     command.args(["-sS", "--max-time", "20", "-H", "Host: shop.test"]);
     let arguments: Vec<_> = arguments.iter().map(|text| text.replace("SERVICE", &service.to_string())).collect();

@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ fn odd_requests_end_as_they_end_with_envoy() {
     let name = "odd_requests_end_as_they_end_with_envoy";
     inside(name, |group| {
         let backend = Backend::start();
-        let service: SocketAddrV4 = "127.87.0.1:80".parse().expect("an address");
+        let service: SocketAddr = "127.87.0.1:80".parse().expect("an address");
         let cluster = "shop.test||";
         let agent = Agent::start(&Setup {
             name,
@@ -130,9 +130,9 @@ fn odd_requests_end_as_they_end_with_envoy() {
             listener: "mesh".into(),
             address: port.addr(),
             sender: Sender { identity: None, labels: None, address: "127.0.0.1".parse().expect("an address") },
-            destination: (IpAddr::V4(*service.ip()), service.port()),
+            destination: (service.ip(), service.port()),
         };
-        let endpoints = BTreeMap::from([(cluster.to_owned(), vec![SocketAddr::from(backend.address)])]);
+        let endpoints = BTreeMap::from([(cluster.to_owned(), vec![backend.address])]);
         let place = tempfile::tempdir().expect("a folder");
         let config = place.path().join("envoy.json");
         let text = bootstrap(&policy, std::slice::from_ref(&bind), &endpoints).config.to_string();
@@ -143,7 +143,7 @@ fn odd_requests_end_as_they_end_with_envoy() {
         wait::until("Envoy listens", Duration::from_secs(60), || TcpStream::connect(bind.address).ok())
             .expect("it does");
         // Envoy waits a second before it closes a connection with an error.
-        let (ours, theirs) = (SocketAddr::from(service), bind.address);
+        let (ours, theirs) = (service, bind.address);
         let threads: Vec<_> = ODD.iter().map(|odd| std::thread::spawn(move || compare(odd, ours, theirs))).collect();
         let differences: Vec<_> =
             threads.into_iter().flat_map(|thread| thread.join().expect("every connection ends")).collect();

@@ -1,5 +1,6 @@
 //! `underdeck mesh run --config FILE`: the node agent.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use underdeck_mesh_dataplane::run as serve;
@@ -22,7 +23,10 @@ pub struct Args {
 
 /// Runs until SIGTERM.
 pub(super) fn run(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
-    let ready = |address| env.say(&format!("connections are taken over, and come to {address}"));
+    let ready = |addresses: &[SocketAddr]| {
+        let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        env.say(&format!("connections are taken over, and come to {}", all.join(" and ")));
+    };
     serve(&args.config, ready).map_err(MeshError::from)?;
     Ok(Exit::Ok)
 }

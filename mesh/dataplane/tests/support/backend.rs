@@ -5,12 +5,12 @@
 //! of one, `/wait` answers after [`Backend::let_go`].
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// One server. Its threads end with the process.
 pub struct Backend {
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     gate: Arc<(Mutex<bool>, Condvar)>,
 }
 
@@ -21,8 +21,12 @@ pub fn pattern(size: usize) -> Vec<u8> {
 
 impl Backend {
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let SocketAddr::V4(address) = listener.local_addr().expect("bound") else { panic!("IPv4") };
+        Self::start_at("127.0.0.1:0")
+    }
+
+    pub fn start_at(address: &str) -> Self {
+        let listener = TcpListener::bind(address).expect("a port");
+        let address = listener.local_addr().expect("bound");
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let shared = gate.clone();
         std::thread::spawn(move || {

@@ -1,7 +1,7 @@
 //! A client that sends exactly the bytes it is told to.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::backend::pattern;
@@ -57,7 +57,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn connect(service: SocketAddrV4) -> Self {
+    pub fn connect(service: SocketAddr) -> Self {
         let stream = TcpStream::connect(service).expect("the connection is taken over");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
