@@ -40,15 +40,13 @@ struct {
 	__type(value, struct response);
 } ud_responses SEC(".maps");
 
-#define MAPPED 0xffff0000 /* 00 00 ff ff, of an IPv4-mapped address. */
-
 /* Where the agent listens for a connection, if it takes it over. */
 inline_always struct ud_address *agent_for(struct bpf_sock_addr *call, struct ud_address *meant)
 {
 	struct ud_address *agent;
 	ud_u64 cookie;
 
-	if (call->type != 1 /* SOCK_STREAM */)
+	if (call->type != SOCK_STREAM)
 		return 0;
 	meant->port = __builtin_bswap16(call->user_port);
 	agent = bpf_map_lookup_elem(&ud_services, meant);

@@ -14,8 +14,9 @@ use tokio::task::LocalSet;
 use underdeck_mesh_policy::form::HeaderEdits;
 
 use crate::client::{self, Client};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Fail};
 use crate::envoy::{Envoy, EnvoyError};
+use crate::guard::{self, Guard};
 use crate::kernel::{Kernel, KernelError, Program};
 use crate::policies::{Policies, PolicyError};
 use crate::status;
@@ -78,6 +79,7 @@ impl Generation {
 pub(crate) struct Agent {
     pub(crate) config: Config,
     pub(crate) kernel: Kernel,
+    guard: RefCell<Option<Guard>>,
     pub(crate) upstreams: Upstreams,
     pub(crate) clients: RefCell<HashMap<u64, Rc<Client>>>,
     generations: RefCell<BTreeMap<u32, Rc<Generation>>>,
@@ -247,7 +249,8 @@ async fn start(config: Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), 
     let addresses = listeners.addresses()?;
     let asked = Asked::bind(&config.socket)?;
     let agent = Rc::new(Agent {
-        kernel: Kernel::load(&config.cgroup)?,
+        kernel: Kernel::load(&config.cgroup, config.fail == Fail::Closed)?,
+        guard: RefCell::default(),
         config,
         upstreams: Upstreams::default(),
         clients: RefCell::default(),
@@ -262,6 +265,14 @@ async fn start(config: Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), 
         if let Some(address) = addresses.iter().find(|address| address.is_ipv4() == service.is_ipv4()) {
             agent.kernel.take_over(*service, *address)?;
         }
+    }
+    match agent.config.fail {
+        Fail::Closed => {
+            let guard = Guard::attach(&agent.config.cgroup, &agent.kernel, &agent.config.services)?;
+            *agent.guard.borrow_mut() = Some(guard);
+        }
+        // One that an earlier agent left would go on refusing when this one is gone.
+        Fail::Open => drop(guard::release(&agent.config.cgroup)?),
     }
     ready(&addresses);
     let ended = serve(&agent, &listeners, &asked).await;

@@ -92,7 +92,17 @@ impl Writer<'_> {
         self.send(bytes).await
     }
 
+    /// The end of the connection is the end of the response: if the agent is killed before, the client must see a reset.
+    pub(crate) fn begin_until_close(&self) {
+        let _ = SockRef::from(self.output.as_ref()).set_linger(Some(Duration::ZERO));
+    }
+
+    pub(crate) fn end_until_close(&self) {
+        let _ = SockRef::from(self.output.as_ref()).set_linger(None);
+    }
+
     pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
+        self.end_until_close();
         self.output.shutdown().await
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use underdeck_mesh_policy::evaluate::{Identity, Sender};
 
 /// What the agent is to do. Paths are relative to the folder of the file.
@@ -38,6 +38,9 @@ pub struct Config {
     /// Where `mesh status` asks.
     #[serde(default = "socket")]
     pub socket: PathBuf,
+    /// What becomes of new connections to the services while no agent runs.
+    #[serde(default)]
+    pub fail: Fail,
     /// Idle connections that each endpoint has at least, and at most.
     #[serde(default)]
     pub pool: Pool,
@@ -62,6 +65,17 @@ impl Default for From {
     fn default() -> Self {
         Self { identity: None, labels: None, address: Ipv4Addr::LOCALHOST.into() }
     }
+}
+
+/// What becomes of new connections to the services while no agent runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fail {
+    /// They go where they were meant to go, past the policies. Nothing stays in the kernel.
+    #[default]
+    Open,
+    /// They are refused with EPERM, by two programs that stay attached to the control group.
+    Closed,
 }
 
 /// Connections to each endpoint.

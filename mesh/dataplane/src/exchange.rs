@@ -201,6 +201,9 @@ pub(crate) async fn relay(
             }
         }
     };
+    if head.body == Body::UntilClose {
+        to.begin_until_close();
+    }
     let mut follow = Follow::new(head.body);
     loop {
         let taken = follow.take(&from.bytes).ok_or(Broken::InBody)?;
@@ -222,7 +225,10 @@ pub(crate) async fn relay(
         from.take(taken);
         match from.fill().await {
             Ok(true) => {}
-            Ok(false) if head.body == Body::UntilClose => return Ok(Moved::UntilClose),
+            Ok(false) if head.body == Body::UntilClose => {
+                to.end_until_close();
+                return Ok(Moved::UntilClose);
+            }
             Ok(false) | Err(_) => return Err(Broken::InBody),
         }
     }
@@ -239,6 +245,7 @@ pub(crate) async fn tunnel(from: &mut Input, client: &Client, link: &mut Link) -
     };
     let down = async {
         let mut writer = client.writer().await;
+        writer.begin_until_close();
         loop {
             writer.send(&input.bytes).await?;
             input.bytes.clear();

@@ -36,7 +36,7 @@ pub enum KernelError {
     Missing(String),
 }
 
-fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
+pub(crate) fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
     result.map_err(|source| KernelError::Bpf { what: what.to_owned(), source })
 }
 
@@ -45,7 +45,7 @@ fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
 /// # Safety
 ///
 /// Only for structures of integers without padding.
-unsafe trait Plain: Copy + Default {
+pub(crate) unsafe trait Plain: Copy + Default {
     fn bytes(&self) -> &[u8] {
         // SAFETY: there is no padding, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
@@ -97,29 +97,43 @@ pub(crate) struct Program {
     object: Object,
 }
 
-fn map(object: &Object, name: &str) -> Result<MapHandle, KernelError> {
+pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, KernelError> {
     let found = object.maps().find(|map| map.name() == name);
     let found = found.ok_or_else(|| KernelError::Missing(name.into()))?;
     bpf(name, MapHandle::try_from(&found))
 }
 
-fn address(of: SocketAddr) -> ud_address {
+pub(crate) fn address(of: SocketAddr) -> ud_address {
     ud_address::new(of.ip(), of.port())
 }
 
+pub(crate) fn open_cgroup(path: &Path) -> Result<File, KernelError> {
+    File::open(path).map_err(|source| KernelError::Cgroup { path: path.to_owned(), source })
+}
+
 impl Kernel {
-    /// Loads and attaches; nothing is taken over until [`Self::take_over`].
-    pub(crate) fn load(cgroup: &Path) -> Result<Self, KernelError> {
+    /// A program that takes connections over.
+    pub(crate) fn connect_program(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
+        let found = self.object.progs().find(|program| program.name() == name);
+        let found = found.ok_or_else(|| KernelError::Missing(name.into()))?;
+        // SAFETY: the program is open for as long as the object.
+        Ok(unsafe { BorrowedFd::borrow_raw(found.as_fd().as_raw_fd()) })
+    }
+
+    /// Loads and attaches; nothing is taken over until [`Self::take_over`]. `guarded`: a [`crate::guard`] calls the
+    /// programs that take connections over, so they are not attached here.
+    pub(crate) fn load(cgroup: &Path, guarded: bool) -> Result<Self, KernelError> {
         let open = bpf("the fixed programs", ObjectBuilder::default().open_memory(ENTRY))?;
         let object = bpf("the fixed programs", open.load())?;
-        let folder = File::open(cgroup).map_err(|source| KernelError::Cgroup { path: cgroup.to_owned(), source })?;
+        let folder = open_cgroup(cgroup)?;
         let mut links = Vec::new();
         for name in ["ud_request", "ud_from_agent", "ud_response"] {
             let map = map(&object, if name == "ud_response" { "ud_servers" } else { "ud_clients" })?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
         // The order matters: a connection must not be taken over before it can be known.
-        for name in ["ud_established", "ud_connect4", "ud_connect6"] {
+        let attached = ["ud_established", "ud_connect4", "ud_connect6"];
+        for name in &attached[..if guarded { 1 } else { 3 }] {
             links.push(bpf(name, program(&object, name)?.attach_cgroup(folder.as_raw_fd()))?);
         }
         Ok(Self {
@@ -298,7 +312,7 @@ impl Program {
     }
 }
 
-fn program<'a>(object: &'a Object, name: &str) -> Result<libbpf_rs::ProgramMut<'a>, KernelError> {
+pub(crate) fn program<'a>(object: &'a Object, name: &str) -> Result<libbpf_rs::ProgramMut<'a>, KernelError> {
     let found = object.progs_mut().find(|program| program.name() == name);
     found.ok_or_else(|| KernelError::Missing(name.into()))
 }

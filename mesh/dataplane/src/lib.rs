@@ -8,7 +8,7 @@
 //!      └─ anything else ──> agent ──> Envoy
 //! ```
 //!
-//! Files in the order of the path of a request: `config`, `policies`, `kernel`, `client`, `exchange`, `upstream`,
+//! Files in the order of the path of a request: `config`, `policies`, `kernel`, `guard`, `client`, `exchange`, `upstream`,
 //! `message`, `answer`, `envoy`, `agent`, `status`.
 
 mod agent;
@@ -17,6 +17,7 @@ mod client;
 pub mod config;
 mod envoy;
 mod exchange;
+pub mod guard;
 mod kernel;
 mod message;
 mod policies;
@@ -24,7 +25,7 @@ pub mod status;
 mod upstream;
 
 pub use agent::{AgentError, run};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Fail};
 pub use envoy::EnvoyError;
 pub use kernel::KernelError;
 pub use policies::PolicyError;

@@ -13,7 +13,7 @@ use crate::exit::{Exit, Failure};
 ///
 /// Requests that the kernel decides go straight to their endpoints; Envoy, which is run as a child, gets the rest. The
 /// policies are read again on SIGHUP and when their files change; what cannot come into force leaves the old ones.
-/// SIGTERM ends it; nothing stays in the kernel, however it ends. Needs root, clang-19 and Envoy.
+/// SIGTERM ends it. However it ends, nothing stays in the kernel, unless `fail: closed` asks for it. Needs root, clang-19 and Envoy.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to take over, and where the policies are; docs/mesh-run.md says what stands in it
