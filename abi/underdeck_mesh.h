@@ -38,7 +38,7 @@ enum {
 	UD_REASON_SYNTAX,     /* Something that the parser does not know with certainty. */
 	UD_REASON_TARGET,     /* The target is no plain path. */
 	UD_REASON_PATH,       /* The path would be normalised. */
-	UD_REASON_FRAMING,    /* Both lengths, an odd length, or a transfer coding. */
+	UD_REASON_FRAMING,    /* Both lengths, an odd length, or a transfer coding but chunked. */
 	UD_REASON_CONNECTION, /* Connection, Upgrade, Expect, TE and the like. */
 	UD_REASON_DUPLICATE,  /* A header that policies look at is there twice. */
 	UD_REASON_CROWDED,    /* More lines of interest than UD_LINES_MAX, or edits past UD_OUT_MAX. */

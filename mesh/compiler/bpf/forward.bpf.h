@@ -200,7 +200,7 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 			return SK_PASS;
 		}
 		/* The kernel cannot redirect a part of a message and let the rest pass: all of it, or nothing. */
-		if (h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
+		if (h->body != UD_BODY_CHUNKED && h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
 			upstream = take(endpoint, client, &cookie);
 			if (upstream) {
 				verdict = to_upstream(msg, h, conn, upstream, cookie, endpoint);

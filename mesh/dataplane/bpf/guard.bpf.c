@@ -5,7 +5,7 @@
  */
 #include "helpers.bpf.h"
 
-/* Where nobody may connect to without the agent. */
+/* Where nobody may connect to without the agent, and the number of a link that the agent has. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);

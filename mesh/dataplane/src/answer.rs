@@ -43,6 +43,10 @@ pub(crate) fn unavailable(why: &str) -> Answer {
     }
 }
 
+/// What Envoy says if a body makes no sense.
+pub(crate) const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\
+    content-length: 11\r\nconnection: close\r\n\r\nBad Request";
+
 /// The bytes of an answer; `no_body`: to a HEAD.
 pub(crate) fn write(answer: &Answer, no_body: bool) -> Vec<u8> {
     let mut out = format!("HTTP/1.1 {} {}\r\n", answer.status, reason(answer.status));

@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(1);
 /// the kernel throws away what it has not read: a socket that is closed by both sides leaves the sockmap.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// How long a client that goes on sending is listened to after the last answer.
+const DRAIN: Duration = Duration::from_secs(1);
+
 const TAG: usize = size_of::<ud_tag>();
 
 /// What other tasks may do with a connection.
@@ -165,6 +168,10 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
                 let _ = tokio::time::timeout(GRACE, closed(&agent, cookie)).await;
             }
             let _ = client.writer().await.shutdown().await;
+            if ending == Ending::Over {
+                // What the client still sends must not reset the connection before it has read its answer.
+                let _ = tokio::time::timeout(DRAIN, connection.input.drain()).await;
+            }
         }
         Ending::Reset => {
             agent.upstreams.kill_of(&agent, cookie);
@@ -310,15 +317,24 @@ impl Connection {
                 let _ = self.client.writer().await.send(&bytes).await;
                 Some(Ending::Over)
             }
+            Err(Broken::Request) => self.refuse().await,
             Err(Broken::InBody | Broken::Client) => Some(Ending::Reset),
         }
+    }
+
+    /// Answers a body that makes no sense.
+    async fn refuse(&self) -> Option<Ending> {
+        let _ = self.client.writer().await.send(answer::BAD_REQUEST).await;
+        Some(Ending::Over)
     }
 
     /// Answers a request whose head was taken.
     async fn answer(&mut self, answer: &Answer, head: &RequestHead) -> Option<Ending> {
         let mut follow = Follow::new(head.body);
         loop {
-            let taken = follow.take(&self.input.bytes).unwrap_or(0);
+            let Some(taken) = follow.take(&self.input.bytes) else {
+                return self.refuse().await;
+            };
             self.input.take(taken);
             self.client.took(taken);
             if follow.is_done() {

@@ -32,13 +32,15 @@ const PARTS: [Part; 2] = [
 /// The guard of a running agent. When this is dropped, or the agent dies, it refuses.
 pub(crate) struct Guard {
     object: Object,
+    /// Of the agent: it lives as long.
+    link: u32,
 }
 
 impl Guard {
     /// Attaches one, in the place of one that an earlier agent left: there is no moment without.
     pub(crate) fn attach(cgroup: &Path, kernel: &Kernel, services: &[SocketAddr]) -> Result<Self, KernelError> {
         let open = bpf("the guard", ObjectBuilder::default().open_memory(GUARD))?;
-        let guard = Self { object: bpf("the guard", open.load())? };
+        let guard = Self { object: bpf("the guard", open.load())?, link: kernel.link()? };
         guard.set_services(services)?;
         for part in &PARTS {
             let fd = kernel.connect_program(part.takes_over)?.as_raw_fd();
@@ -59,7 +61,7 @@ impl Guard {
         let guarded = map(&self.object, "ud_guarded")?;
         let wanted: Vec<ud_address> = services.iter().map(|service| address(*service)).collect();
         for service in &wanted {
-            bpf("ud_guarded", guarded.update(service.bytes(), &1u32.to_ne_bytes(), MapFlags::ANY))?;
+            bpf("ud_guarded", guarded.update(service.bytes(), &self.link.to_ne_bytes(), MapFlags::ANY))?;
         }
         let is_wanted = |key: &Vec<u8>| wanted.iter().any(|service| service.bytes() == &key[..]);
         for old in guarded.keys().filter(|key| !is_wanted(key)).collect::<Vec<_>>() {
@@ -103,7 +105,7 @@ pub fn find() -> Result<Vec<Found>, KernelError> {
                 });
                 // Both parts share the list.
                 guard.services.clear();
-                guard.is_served &= look(&program, part, &mut guard.services)?;
+                guard.is_served &= look(&program, &mut guard.services)?;
             }
         }
         found.extend(guard);
@@ -200,19 +202,31 @@ fn info(program: BorrowedFd<'_>, maps: &mut [u32]) -> Result<bpf_prog_info, Kern
 }
 
 /// Adds what it guards; whether an agent stands behind it.
-fn look(program: &OwnedFd, part: &Part, services: &mut Vec<SocketAddr>) -> Result<bool, KernelError> {
+///
+/// The program arrays are not looked at: on Linux 6.18 one that is opened and closed twice, while the kernel is still
+/// busy emptying it, is never freed.
+fn look(program: &OwnedFd, services: &mut Vec<SocketAddr>) -> Result<bool, KernelError> {
     let mut ids = [0u32; 8];
-    let known = info(program.as_fd(), &mut ids)?.nr_map_ids as usize;
-    let mut is_served = false;
-    for id in &ids[..known.min(ids.len())] {
-        let map = bpf("a map of the guard", MapHandle::from_map_id(*id))?;
-        if map.name() == "ud_guarded" {
-            let of = |key: Vec<u8>| -> Option<SocketAddr> { Some(<ud_address as Plain>::from(&key)?.parts().into()) };
-            services.extend(map.keys().filter_map(of));
-            services.sort_unstable();
-        } else if map.name() == part.alive {
-            is_served = matches!(map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY), Ok(Some(_)));
-        }
+    info(program.as_fd(), &mut ids)?;
+    // The list is the first map that the programs use.
+    let guarded = bpf("ud_guarded", MapHandle::from_map_id(ids[0]))?;
+    if guarded.name() != "ud_guarded" {
+        return Err(KernelError::Missing("ud_guarded".into()));
     }
+    let mut is_served = false;
+    for key in guarded.keys() {
+        let link = guarded.lookup(&key, MapFlags::ANY).ok().flatten();
+        is_served |= link.and_then(|link| Some(u32::from_ne_bytes(link.try_into().ok()?))).is_some_and(is_link);
+        services.extend(<ud_address as Plain>::from(&key).map(|address| SocketAddr::from(address.parts())));
+    }
+    services.sort_unstable();
     Ok(is_served)
+}
+
+/// Whether there is a link of this number. Numbers are not used again.
+fn is_link(id: u32) -> bool {
+    let mut next = 0;
+    // SAFETY: the number is written to `next`.
+    let result = unsafe { libbpf_sys::bpf_link_get_next_id(id.saturating_sub(1), &raw mut next) };
+    result == 0 && next == id
 }

@@ -89,7 +89,7 @@ pub(crate) struct Kernel {
     servers: MapHandle,
     by_peer: MapHandle,
     pools: std::cell::RefCell<Vec<MapHandle>>,
-    _links: Vec<Link>,
+    links: Vec<Link>,
 }
 
 /// The program of one set of policies.
@@ -112,6 +112,12 @@ pub(crate) fn open_cgroup(path: &Path) -> Result<File, KernelError> {
 }
 
 impl Kernel {
+    /// The number of a link that goes with the agent.
+    pub(crate) fn link(&self) -> Result<u32, KernelError> {
+        let link = self.links.first().ok_or_else(|| KernelError::Missing("link".into()))?;
+        Ok(bpf("a link", link.info())?.id)
+    }
+
     /// A program that takes connections over.
     pub(crate) fn connect_program(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
         let found = self.object.progs().find(|program| program.name() == name);
@@ -144,7 +150,7 @@ impl Kernel {
             servers: map(&object, "ud_servers")?,
             by_peer: map(&object, "ud_by_peer")?,
             pools: std::cell::RefCell::default(),
-            _links: links,
+            links,
             object,
         })
     }

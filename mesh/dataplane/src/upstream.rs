@@ -198,7 +198,7 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
         // The client must see the end of its connection.
         Ok(Moved::UntilClose) => client.finish(),
         Err(Broken::BeforeHead) => lost(agent, entry).await,
-        Err(Broken::InBody | Broken::Client) => client.reset(),
+        Err(Broken::InBody | Broken::Client | Broken::Request) => client.reset(),
     }
     false
 }

@@ -100,6 +100,65 @@ fn responses_without_a_body_and_until_the_end_of_the_connection() {
 }
 
 #[test]
+fn who_expects_100_continue_gets_it_and_keeps_the_connection() {
+    inside("who_expects_100_continue_gets_it_and_keeps_the_connection", |group| {
+        let name = "who_expects_100_continue_gets_it_and_keeps_the_connection";
+        let (_backend, agent, service) = start(name, group, "127.82.0.11:80");
+        let mut client = Client::connect(service);
+        for turn in 1..=10u64 {
+            let size = [5, 70_000][usize::try_from(turn % 2).expect("small")];
+            let lines = format!("Host: shop.test\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n");
+            client.send(format!("POST /up HTTP/1.1\r\n{lines}\r\n").as_bytes());
+            let interim = client.receive(true).expect("a word before the body");
+            assert_eq!(interim.status, 100);
+            client.send(&pattern(size));
+            let text = client.receive(false).expect("an answer").text();
+            assert!(text.ends_with(&format!("body {size} 1")), "{text}");
+            // The connection is not Envoy's for ever.
+            assert_eq!(client.get("/hello").text(), "GET /hello HTTP/1.1|Host: shop.test|body 0 1");
+            assert_eq!(agent.status().requests.kernel, turn);
+        }
+        agent.stop();
+    });
+}
+
+#[test]
+fn chunked_requests_are_decided_in_the_kernel_and_streamed() {
+    inside("chunked_requests_are_decided_in_the_kernel_and_streamed", |group| {
+        let name = "chunked_requests_are_decided_in_the_kernel_and_streamed";
+        let (_backend, agent, service) = start(name, group, "127.82.0.12:80");
+        let mut client = Client::connect(service);
+        let head =
+            |path: &str| format!("POST {path} HTTP/1.1\r\nHost: shop.test\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for size in [0, 1, 5000, 65_536, 1_000_000] {
+            for path in ["/up", "/edited/up", "/forbidden", "/envoy"] {
+                client.send(head(path).as_bytes());
+                for piece in pattern(size).chunks(7001) {
+                    client.send(format!("{:x};ext=1\r\n", piece.len()).as_bytes());
+                    client.send(piece);
+                    client.send(b"\r\n");
+                }
+                client.send(b"0\r\nx-trailer: 1\r\n\r\n");
+                let response = client.receive(false).unwrap_or_else(|| panic!("no answer to {path}"));
+                if path == "/forbidden" {
+                    assert_eq!(response.status, 403);
+                } else {
+                    assert!(response.text().ends_with(&format!("body {size} 1")), "{path}: {}", response.text());
+                }
+                assert_eq!(client.get("/size/100").matches(100), Ok(()), "the next one is in the kernel again");
+            }
+        }
+        let requests = agent.status().requests;
+        assert_eq!(
+            [requests.kernel, requests.agent, requests.answered, requests.envoy],
+            [20, 10, 5, 5],
+            "{requests:?}"
+        );
+        agent.stop();
+    });
+}
+
+#[test]
 fn a_half_closed_connection_gets_its_answer() {
     inside("a_half_closed_connection_gets_its_answer", |group| {
         let (backend, agent, service) = start("a_half_closed_connection_gets_its_answer", group, "127.82.0.4:80");

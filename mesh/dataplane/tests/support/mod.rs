@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod client;
+pub mod nginx;
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
