@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
@@ -19,13 +19,17 @@ use crate::answer;
 use crate::envoy::Envoy;
 use crate::exchange::{Broken, End, Input, Link, exchange, tunnel};
 use crate::message::{self, Body, Follow, Read, RequestHead};
+use crate::unread::Asker;
 
 /// Between looks whether the kernel has moved all of a response. Only for clients that do not wait for it.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long an application that has half-closed its connection may take to read, before it sees the end. When it does,
-/// the kernel throws away what it has not read: a socket that is closed by both sides leaves the sockmap.
+/// How long an application that has half-closed its connection may take to read, before it sees the end, where nobody
+/// can say whether it has read all (see [`crate::unread`]).
 const GRACE: Duration = Duration::from_millis(500);
+
+/// All is read if nothing is unread for so long: bytes may still be on their way through the kernel.
+const QUIET: Duration = Duration::from_millis(50);
 
 /// How long a client that goes on sending is listened to after the last answer.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -141,6 +145,7 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
     let Some(cookie) = agent.kernel.cookie_of(peer) else { return };
     let Some(conn) = agent.kernel.conn(cookie) else { return };
     let destination = conn.destination.parts();
+    let local = stream.local_addr().ok();
     let _ = stream.set_nodelay(true);
     let (read, output) = stream.into_split();
     let client = Rc::new(Client {
@@ -165,7 +170,7 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
         Ending::Finished | Ending::Over => {
             connection.wait_for_kernel().await;
             if ending == Ending::Finished || connection.input.has_ended().await {
-                let _ = tokio::time::timeout(GRACE, closed(&agent, cookie)).await;
+                until_read(&agent, cookie, peer, local).await;
             }
             let _ = client.writer().await.shutdown().await;
             if ending == Ending::Over {
@@ -183,10 +188,24 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
     drop(guard);
 }
 
-/// Waits until the application has closed its socket, and not only its half.
-async fn closed(agent: &Agent, cookie: u64) {
+/// Waits until an application that has closed its half has read all, or closed its socket.
+async fn until_read(agent: &Agent, cookie: u64, peer: SocketAddr, local: Option<SocketAddr>) {
+    let asker = Asker::new().ok().zip(local);
+    let mut since = Instant::now();
     while agent.kernel.is_open(cookie) {
-        tokio::time::sleep(10 * LOOK).await;
+        let unread = asker.as_ref().and_then(|(asker, local)| asker.unread(peer, *local, cookie));
+        let limit = match unread {
+            Some(0) => QUIET,
+            Some(_) => {
+                since = Instant::now();
+                QUIET
+            }
+            None => GRACE,
+        };
+        if since.elapsed() >= limit {
+            return;
+        }
+        tokio::time::sleep(5 * LOOK).await;
     }
 }
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Files in the order of the path of a request: `config`, `policies`, `kernel`, `guard`, `client`, `exchange`, `upstream`,
-//! `message`, `answer`, `envoy`, `agent`, `status`.
+//! `message`, `answer`, `unread`, `envoy`, `agent`, `status`.
 
 mod agent;
 mod answer;
@@ -22,6 +22,7 @@ mod kernel;
 mod message;
 mod policies;
 pub mod status;
+mod unread;
 mod upstream;
 
 pub use agent::{AgentError, run};

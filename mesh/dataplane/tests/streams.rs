@@ -6,7 +6,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::backend::pattern;
 use support::client::Client;
@@ -179,6 +179,38 @@ fn a_half_closed_connection_gets_its_answer() {
         agent.until("the request is on its way", |status| status.requests.kernel == 10);
         backend.let_go();
         assert_eq!(client.receive(false).expect("an answer").matches(500), Ok(()));
+        agent.until("no connection is left", |status| status.connections == 0);
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_half_closed_connection_that_is_read_late_loses_nothing() {
+    let name = "a_half_closed_connection_that_is_read_late_loses_nothing";
+    inside(name, |group| {
+        let (_backend, agent, service) = start(name, group, "127.82.0.13:80");
+        let sizes = [60_000, 100, 65_000, 900_000];
+        let clients: Vec<_> = sizes
+            .iter()
+            .map(|size| {
+                let mut client = Client::connect(service);
+                client.send(get(&format!("/size/{size}")).as_bytes());
+                client.stream.get_ref().0.shutdown(Shutdown::Write).expect("open");
+                client
+            })
+            .collect();
+        // Another connection lives and dies after the time that the agent once gave the others.
+        let start = Instant::now();
+        let mut other = Client::connect(service);
+        while start.elapsed() < Duration::from_millis(1500) {
+            assert_eq!(other.get("/size/10").matches(10), Ok(()));
+        }
+        for (mut client, size) in clients.into_iter().zip(sizes) {
+            let response = client.receive(false).expect("an answer");
+            assert_eq!(response.matches(size), Ok(()), "{size}");
+            assert!(client.has_ended(), "{size}");
+        }
+        drop(other);
         agent.until("no connection is left", |status| status.connections == 0);
         agent.stop();
     });
