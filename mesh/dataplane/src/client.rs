@@ -24,12 +24,9 @@ use crate::unread::Asker;
 /// Between looks whether the kernel has moved all of a response. Only for clients that do not wait for it.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long an application that has half-closed its connection may take to read, before it sees the end, where nobody
-/// can say whether it has read all (see [`crate::unread`]).
+/// An application that has half-closed its connection sees the end when nothing was unread for so long: bytes may still
+/// be on their way through the kernel, in a work queue of a busy machine.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// All is read if nothing is unread for so long: bytes may still be on their way through the kernel.
-const QUIET: Duration = Duration::from_millis(50);
 
 /// How long a client that goes on sending is listened to after the last answer.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -188,21 +185,16 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
     drop(guard);
 }
 
-/// Waits until an application that has closed its half has read all, or closed its socket.
+/// Waits until an application that has closed its half has read all, or closed its socket. Where nobody can say how
+/// much is unread, it has [`GRACE`] to read.
 async fn until_read(agent: &Agent, cookie: u64, peer: SocketAddr, local: Option<SocketAddr>) {
     let asker = Asker::new().ok().zip(local);
     let mut since = Instant::now();
     while agent.kernel.is_open(cookie) {
         let unread = asker.as_ref().and_then(|(asker, local)| asker.unread(peer, *local, cookie));
-        let limit = match unread {
-            Some(0) => QUIET,
-            Some(_) => {
-                since = Instant::now();
-                QUIET
-            }
-            None => GRACE,
-        };
-        if since.elapsed() >= limit {
+        if unread.is_some_and(|unread| unread > 0) {
+            since = Instant::now();
+        } else if since.elapsed() >= GRACE {
             return;
         }
         tokio::time::sleep(5 * LOOK).await;
