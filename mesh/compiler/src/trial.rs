@@ -33,6 +33,40 @@ impl TrialError {
     }
 }
 
+/// The program that connections run.
+const POLICY: &str = "ud_policy";
+
+/// Loads one program of an object.
+fn load(object: &[u8], name: &'static str) -> Result<libbpf_rs::Object, TrialError> {
+    let mut open = libbpf_rs::ObjectBuilder::default().open_memory(object).map_err(TrialError::Load)?;
+    for mut program in open.progs_mut() {
+        let wanted = program.name() == name;
+        program.set_autoload(wanted);
+    }
+    open.load().map_err(TrialError::Load)
+}
+
+/// Instructions that the verifier looks at, for the program that connections run.
+///
+/// # Errors
+///
+/// If the kernel does not take it, or does not say it.
+pub fn verified_instructions(object: &[u8]) -> Result<u32, TrialError> {
+    use std::os::fd::AsRawFd;
+    let object = load(object, POLICY)?;
+    let program = object.progs().find(|program| program.name() == POLICY);
+    let program = program.ok_or(TrialError::Missing(POLICY))?;
+    let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
+    let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
+    let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
+    // SAFETY: `info` is a structure of the kernel's, `len` its size, and the descriptor is open.
+    let result = unsafe { libbpf_rs::libbpf_sys::bpf_obj_get_info_by_fd(fd, (&raw mut info).cast(), &raw mut len) };
+    if result != 0 {
+        return Err(TrialError::Run(std::io::Error::last_os_error().into()));
+    }
+    Ok(info.verified_insns)
+}
+
 /// A program that the verifier accepted.
 #[derive(Debug)]
 pub struct Trial {
@@ -65,32 +99,8 @@ impl Trial {
     ///
     /// See [`TrialError`].
     pub fn load(object: &[u8]) -> Result<Self, TrialError> {
-        let mut open = libbpf_rs::ObjectBuilder::default().open_memory(object).map_err(TrialError::Load)?;
-        for mut program in open.progs_mut() {
-            let wanted = program.name() == PROGRAM;
-            program.set_autoload(wanted);
-        }
-        Ok(Self { object: open.load().map_err(TrialError::Load)? })
-    }
-
-    /// Instructions that the verifier looked at, for the program that connections run.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel does not say it.
-    pub fn verified_instructions(&self) -> Result<u32, TrialError> {
-        use std::os::fd::AsRawFd;
-        let program = self.object.progs().find(|program| program.name() == PROGRAM);
-        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
-        let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
-        let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
-        let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
-        // SAFETY: `info` is a structure of the kernel's, `len` its size, and the descriptor is open.
-        let result = unsafe { libbpf_rs::libbpf_sys::bpf_obj_get_info_by_fd(fd, (&raw mut info).cast(), &raw mut len) };
-        if result != 0 {
-            return Err(TrialError::Run(std::io::Error::last_os_error().into()));
-        }
-        Ok(info.verified_insns)
+        let object = load(object, PROGRAM)?;
+        Ok(Self { object })
     }
 
     /// Decides on one head, `rounds` times.

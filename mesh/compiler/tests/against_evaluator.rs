@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use generate::Generator;
-use underdeck_mesh_compiler::{Cache, Fitted, Node, SurplusReason, abi, fit};
+use underdeck_mesh_compiler::{Cache, Fitted, Node, SurplusReason, abi, fit, verified_instructions};
 use underdeck_mesh_policy::envoy::Bind;
 use underdeck_mesh_policy::evaluate::{Identity, Sender, evaluate};
 use underdeck_mesh_policy::form::{Listener, Placement, Policy, RuleId, RuleKind, Target};
@@ -66,12 +66,12 @@ fn run(policy: &Policy, listener: &Listener, sender: &Sender, to: (IpAddr, u16),
     };
     let node = Node { sender: sender.clone() };
     let fitted = fit(policy, listener, &node, &Cache(None)).unwrap_or_else(|error| panic!("{error}"));
-    let Fitted { program, mut trial, .. } = fitted;
+    let Fitted { program, object, mut trial } = fitted;
     // A sender without an identity is the only thing that a program may be short of here.
     let surplus: Vec<_> = program.surplus.iter().filter(|left| left.reason != SurplusReason::UnknownSender).collect();
     assert!(surplus.is_empty(), "what is placed in the kernel is in the program: {surplus:?}");
     seen.rules.extend(&program.rules);
-    seen.instructions = seen.instructions.max(trial.verified_instructions().expect("the kernel says it"));
+    seen.instructions = seen.instructions.max(verified_instructions(&object.bytes).expect("the kernel says it"));
     for _ in 0..requests {
         let mut request = generator.request(&bind);
         if generator.below(8) == 0 && request.target.starts_with('/') {

@@ -263,7 +263,7 @@ impl Connection {
         let Some(generation) = self.agent.generation(tag.generation) else { return Some(Ending::Reset) };
         let Read::Head(parsed) = message::request(&head) else { return Some(Ending::Reset) };
         if tag.verdict == abi::UD_ANSWER {
-            let sender = self.agent.config.sender();
+            let sender = self.agent.config().sender();
             let answer = answer::of_policy(&generation.policies, tag.action, &parsed, sender, self.destination);
             let answer = answer.unwrap_or_else(|| answer::unavailable("no answer"));
             return self.answer(&answer, &parsed).await;

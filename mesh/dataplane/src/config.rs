@@ -167,6 +167,18 @@ impl Config {
         Ok(config)
     }
 
+    /// What has changed and cannot change while the agent runs.
+    pub(crate) fn needs_restart(&self, before: &Self) -> Option<&'static str> {
+        let fixed = [
+            ("cgroup", self.cgroup == before.cgroup),
+            ("listen", self.listen == before.listen),
+            ("listen6", self.listen6 == before.listen6),
+            ("socket", self.socket == before.socket),
+            ("fail", self.fail == before.fail),
+        ];
+        fixed.iter().find(|(_, is_same)| !is_same).map(|(field, _)| *field)
+    }
+
     /// Who sends, as policies know it.
     pub(crate) fn sender(&self) -> Sender {
         Sender {

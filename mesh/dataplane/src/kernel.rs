@@ -161,6 +161,11 @@ impl Kernel {
         bpf("ud_services", services.update(address(service).bytes(), address(agent).bytes(), MapFlags::ANY))
     }
 
+    /// Connections to `service` go there from now on.
+    pub(crate) fn leave(&self, service: SocketAddr) -> Result<(), KernelError> {
+        bpf("ud_services", map(&self.object, "ud_services")?.delete(address(service).bytes()))
+    }
+
     /// Another endpoint, with an empty pool: its number.
     pub(crate) fn add_endpoint(&self) -> Result<u32, KernelError> {
         let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {

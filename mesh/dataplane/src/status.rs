@@ -140,7 +140,7 @@ fn of(agent: &Agent) -> Status {
         schema: 1,
         generation: current.number,
         trouble: agent.trouble.borrow().clone(),
-        fail: agent.config.fail,
+        fail: agent.config().fail,
         connections: agent.clients.borrow().len() as u64,
         requests: Requests {
             kernel: counters.kernel,

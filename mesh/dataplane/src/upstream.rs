@@ -72,7 +72,7 @@ impl Upstreams {
     /// A connection that the agent has used and the kernel may use from now on.
     pub(crate) fn give(&self, agent: &Rc<Agent>, endpoint: u32, link: Link) {
         if let Some(endpoint) = self.endpoints.borrow_mut().get_mut(endpoint as usize) {
-            if endpoint.connections >= agent.config.pool.max {
+            if endpoint.connections >= agent.config().pool.max {
                 return;
             }
             endpoint.connections += 1;
@@ -98,7 +98,7 @@ impl Upstreams {
     pub(crate) async fn fill(&self, agent: &Rc<Agent>, endpoint: u32) {
         loop {
             let has = self.endpoints.borrow().get(endpoint as usize).map_or(usize::MAX, |of| of.connections);
-            if has >= agent.config.pool.min {
+            if has >= agent.config().pool.min {
                 return;
             }
             let Some(link) = self.connect(endpoint).await else { return };

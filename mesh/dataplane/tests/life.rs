@@ -65,6 +65,43 @@ fn a_reload_under_load_loses_no_request() {
 }
 
 #[test]
+fn services_and_endpoints_change_with_the_configuration() {
+    inside("services_and_endpoints_change_with_the_configuration", |group| {
+        let name = "services_and_endpoints_change_with_the_configuration";
+        let (first, second) = (Backend::start(), Backend::start());
+        let (one, two) = (Backend::start_at("127.83.0.8:0"), Backend::start_at("127.83.0.8:0"));
+        let agent = start_before(name, group, &one, first.address, "closed");
+        let path = agent.place.path().join("mesh.yaml");
+        let config = std::fs::read_to_string(&path).expect("ours");
+        let mut old = Client::connect(one.address);
+        let is_taken_over = |at: SocketAddr| Client::connect(at).get("/forbidden").status == 403;
+        assert!(old.get("/a").status == 200 && is_taken_over(one.address) && !is_taken_over(two.address));
+        let text = config.replace(&one.address.to_string(), &two.address.to_string());
+        std::fs::write(&path, text.replace(&first.address.to_string(), &second.address.to_string())).expect("ours");
+        agent.signal(libc::SIGHUP);
+        let before = first.connections();
+        agent.until("the new ones hold", |status| status.generation >= 2);
+        let moved = wait::until("the service is another one", Duration::from_secs(20), || {
+            (is_taken_over(two.address) && !is_taken_over(one.address)).then_some(())
+        });
+        moved.expect("the service is another one");
+        let guarded = guard::find().expect("root").into_iter().find(|guard| guard.cgroup == group);
+        assert_eq!(guarded.expect("there is one").services, [two.address]);
+        // A connection that is open stays taken over, and gets to the new endpoint.
+        let (count, served) = (agent.status().requests.kernel, second.connections());
+        assert!(old.get("/a").status == 200 && agent.status().requests.kernel == count + 1 && served > 0);
+        assert_eq!(first.connections(), before);
+        // What cannot change leaves all of it as it is.
+        std::fs::write(&path, config.replace("fail: closed", "fail: open")).expect("ours");
+        let status = agent.until("the agent says why", |status| status.trouble.is_some());
+        assert!(status.trouble.is_some_and(|text| text.contains("`fail`")));
+        assert!(is_taken_over(two.address) && !is_taken_over(one.address));
+        agent.stop();
+        guard::release(group).expect("the group is there");
+    });
+}
+
+#[test]
 fn policies_that_cannot_come_into_force_leave_the_old_ones() {
     inside("policies_that_cannot_come_into_force_leave_the_old_ones", |group| {
         let name = "policies_that_cannot_come_into_force_leave_the_old_ones";
