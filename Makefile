@@ -4,7 +4,7 @@ CARGO ?= cargo
 .PHONY: demo demo-handoff test build setup bench bench-quick bench-pairs clean
 
 # What is missing on a fresh Debian 12: compilers for the protocol programs, libraries of the kernel check.
-PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl bpftool
+PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl python3-requests
 
 setup:
 	@missing=; for package in $(PACKAGES); do \

@@ -38,7 +38,7 @@ enum {
 	UD_REASON_SYNTAX,     /* Something that the parser does not know with certainty. */
 	UD_REASON_TARGET,     /* The target is no plain path. */
 	UD_REASON_PATH,       /* The path would be normalised. */
-	UD_REASON_FRAMING,    /* Both lengths, an odd length, or a transfer coding. */
+	UD_REASON_FRAMING,    /* Both lengths, an odd length, or a transfer coding but chunked. */
 	UD_REASON_CONNECTION, /* Connection, Upgrade, Expect, TE and the like. */
 	UD_REASON_DUPLICATE,  /* A header that policies look at is there twice. */
 	UD_REASON_CROWDED,    /* More lines of interest than UD_LINES_MAX, or edits past UD_OUT_MAX. */
@@ -52,6 +52,12 @@ enum { UD_BODY_NONE, UD_BODY_LENGTH, UD_BODY_CHUNKED };
 
 /* Header names that are always looked for. Those of the policies come after them. */
 enum { UD_NAME_HOST, UD_NAME_LENGTH, UD_NAME_CODING, UD_NAME_CONNECTION, UD_NAMES_FIXED };
+
+/* An address and a port. IPv6 as on the wire; IPv4 as an IPv4-mapped address (RFC 4291 section 2.5.5.2). */
+struct ud_address {
+	ud_u32 ip[4];
+	ud_u32 port;
+};
 
 struct ud_span {
 	ud_u32 at, len;
@@ -69,11 +75,11 @@ struct ud_head {
 	/* In. */
 	ud_u32 size;           /* Bytes in `text`. */
 	ud_u32 random;
-	ud_u32 destination_ip; /* IPv4 as on the wire. */
-	ud_u32 destination_port;
+	struct ud_address destination; /* Where the application connected to. */
 	/* Out of the parser. */
 	ud_u32 len;            /* With the empty line; 0: it is not complete. */
 	ud_u32 body;
+	ud_u32 lines;          /* In `line`. */
 	ud_u64 content_length;
 	struct ud_span method, target, path, authority;
 	ud_u64 path_words[UD_PATH_WORDS]; /* What `path` begins with, and what follows it. */
@@ -81,7 +87,6 @@ struct ud_head {
 	ud_u64 seen;           /* A bit for each name that is there. */
 	struct ud_span value[UD_NAMES_MAX];
 	struct ud_line line[UD_LINES_MAX];
-	ud_u32 lines;
 	/* Out of the decision. */
 	ud_u32 verdict;
 	ud_u32 reason;
@@ -91,17 +96,17 @@ struct ud_head {
 	ud_u32 edited;         /* `out` is the head to send. */
 	ud_u32 out_len;
 	ud_u32 claimed;
-	ud_u32 pad;
 	ud_u8 text[UD_HEAD_MAX + UD_SLACK];
 	ud_u8 out[UD_OUT_MAX + UD_SLACK];
 };
 
 /* For BPF_PROG_TEST_RUN: one head in, the decision out. */
 struct ud_trial {
-	ud_u32 size, random, destination_ip, destination_port;
+	ud_u32 size, random;
+	struct ud_address destination;
 	ud_u32 verdict, reason, action, cluster;
 	ud_u32 len, body, edited, out_len;
-	ud_u32 rounds, response_edits;
+	ud_u32 rounds, response_edits, pad;
 	ud_u64 nanoseconds;
 	ud_u8 text[UD_HEAD_MAX];
 };
@@ -111,10 +116,8 @@ struct ud_conn {
 	ud_u64 in;        /* Bytes that went on to the agent. */
 	ud_u64 out;       /* Bytes that came from the agent. */
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
-	ud_u32 destination_ip;
-	ud_u32 destination_port;
+	struct ud_address destination;
 	ud_u32 corks;     /* How often the beginning of a request was told to wait for the rest. */
-	ud_u32 pad;
 };
 
 /* What the agent has done for a connection. The kernel takes requests again when it agrees with `ud_conn`. */

@@ -110,6 +110,9 @@ fn without_an_agent_or_a_configuration_there_is_nothing() {
         assert_eq!(done.exit, Exit::Nothing);
         assert!(done.err.contains("is `underdeck mesh run` running?"), "{}", done.err);
     }
+    let is_root = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("Linux")) == 0;
+    let nothing = if is_root { Exit::Nothing } else { Exit::Missing };
+    assert_eq!(World::default().underdeck(&["mesh", "release", "--cgroup", &path("none")]).exit, nothing);
     assert_eq!(World::default().underdeck(&["mesh", "run", "--config", &path("mesh.yaml")]).exit, Exit::Nothing);
     std::fs::write(path("mesh.yaml"), "cgroup: /nowhere\npolicy: []\n").expect("ours");
     let done = World::default().underdeck(&["mesh", "run", "--config", &path("mesh.yaml")]);

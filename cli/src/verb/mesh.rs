@@ -3,6 +3,7 @@
 mod check;
 mod compile;
 mod explain;
+mod release;
 mod run;
 mod status;
 
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use underdeck_mesh_compiler::{BuildError, TrialError};
 use underdeck_mesh_dataplane::status::StatusError;
-use underdeck_mesh_dataplane::{AgentError, ConfigError, EnvoyError};
+use underdeck_mesh_dataplane::{AgentError, ConfigError, EnvoyError, KernelError};
 use underdeck_mesh_policy::evaluate::ParseError;
 use underdeck_mesh_policy::form::{Listener, Policy};
 use underdeck_mesh_policy::read::LoadError;
@@ -38,6 +39,7 @@ enum Verb {
     /// Print the agent's counters for Prometheus (OpenMetrics), once
     Metrics(status::Args),
     Run(run::Args),
+    Release(release::Args),
 }
 
 /// Why nothing could be said.
@@ -90,6 +92,12 @@ pub enum MeshError {
     /// The agent does not answer.
     #[error(transparent)]
     Status(#[from] StatusError),
+    /// The guards of the kernel cannot be seen or taken away.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The guard is that of a running agent.
+    #[error("{}: an agent is running; end it first", .0.display())]
+    Served(PathBuf),
     /// No such reason.
     #[error("there is no reason {0}; `underdeck mesh check --explain list` lists them")]
     NoReason(String),
@@ -112,7 +120,8 @@ impl MeshError {
             Self::Agent(AgentError::Kernel(_) | AgentError::Envoy(EnvoyError::Start { .. })) => Exit::Missing,
             Self::Agent(_) => Exit::Bad,
             Self::Status(StatusError::Ask { .. }) => Exit::Nothing,
-            Self::Status(StatusError::Answer(_)) => Exit::Bad,
+            Self::Status(StatusError::Answer(_)) | Self::Served(_) => Exit::Bad,
+            Self::Kernel(_) => Exit::Missing,
             Self::Request(_) => Exit::Usage,
             Self::Write { .. } => Exit::Bad,
             Self::Build { source: BuildError::Clang { .. }, .. } => Exit::Missing,
@@ -150,5 +159,6 @@ pub fn mesh(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
         Verb::Status(args) => status::status(args, env),
         Verb::Metrics(args) => status::metrics(args, env),
         Verb::Run(args) => run::run(args, env),
+        Verb::Release(args) => release::release(args, env),
     }
 }

@@ -200,7 +200,7 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 			return SK_PASS;
 		}
 		/* The kernel cannot redirect a part of a message and let the rest pass: all of it, or nothing. */
-		if (h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
+		if (h->body != UD_BODY_CHUNKED && h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
 			upstream = take(endpoint, client, &cookie);
 			if (upstream) {
 				verdict = to_upstream(msg, h, conn, upstream, cookie, endpoint);
@@ -253,8 +253,7 @@ int ud_policy(struct sk_msg_md *msg)
 	bpf_probe_read_kernel(h->text, len, msg->data);
 	h->size = len;
 	h->random = bpf_get_prandom_u32();
-	h->destination_ip = conn->destination_ip;
-	h->destination_port = conn->destination_port;
+	h->destination = conn->destination;
 	result = judge(h);
 	need = bytes_needed(h, size, result);
 	if (need && conn->corks < UD_CORKS_MAX && !bpf_msg_cork_bytes(msg, need)) {

@@ -206,10 +206,16 @@ inline_always int framing(struct ud_head *h, int name, ud_u32 at, ud_u32 len)
 {
 	switch (name) {
 	case UD_NAME_LENGTH:
+		if (h->body || length_of(h, at, len))
+			return refuse(h, UD_REASON_FRAMING);
 		h->body = UD_BODY_LENGTH;
-		return length_of(h, at, len) ? refuse(h, UD_REASON_FRAMING) : 0;
+		return 0;
 	case UD_NAME_CODING:
-		return refuse(h, UD_REASON_FRAMING);
+		/* "chunked" and nothing else, and no length beside it. */
+		if (h->body || len != 7 || (word(h, at) | 0xff20202020202020ULL) != 0xff64656b6e756863ULL)
+			return refuse(h, UD_REASON_FRAMING);
+		h->body = UD_BODY_CHUNKED;
+		return 0;
 	case UD_NAME_CONNECTION:
 		/* "keep-alive", which is what HTTP/1.1 does anyway. */
 		if (len == 10 && (word(h, at) | 0x2020200020202020ULL) == 0x696c612d7065656bULL &&

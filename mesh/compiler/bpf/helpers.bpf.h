@@ -65,6 +65,14 @@ static volatile ud_u32 always_zero;
 /* `i += by` in a loop: the verifier forgets what `i` was, and so verifies the loop once, not once for each turn. */
 #define step(i, by) ((i) = ((i) + (by)) ^ zero())
 
+#define SOCK_STREAM 1
+#define MAPPED 0xffff0000 /* 00 00 ff ff, of an IPv4-mapped address. */
+
+inline_always int is_ipv4(const struct ud_address *address)
+{
+	return !address->ip[0] && !address->ip[1] && address->ip[2] == MAPPED;
+}
+
 /* Eight bytes from wherever: the compiler would take them one by one if it saw that they are not aligned. */
 inline_always ud_u64 load_word(const ud_u8 *from)
 {

@@ -30,8 +30,7 @@ int ud_try(struct ud_trial *trial)
 	bpf_probe_read_kernel(h->text, len, trial->text);
 	h->size = len;
 	h->random = trial->random;
-	h->destination_ip = trial->destination_ip;
-	h->destination_port = trial->destination_port;
+	h->destination = trial->destination;
 	h->edited = 0;
 	start = bpf_ktime_get_ns();
 	do {

@@ -128,7 +128,7 @@ impl Maker<'_> {
             Attribute::Path(pattern) => self.string(pattern, &Span::of("path")),
             Attribute::Header(header) => self.header(header),
             Attribute::DestinationPort { start, end } => {
-                Test::known(format!("(h->destination_port >= {start} && h->destination_port < {end})"))
+                Test::known(format!("(h->destination.port >= {start} && h->destination.port < {end})"))
             }
             Attribute::DestinationIp(block) => Test::known(destination(block)),
             Attribute::SourceIp(block) => Test::constant(block.contains(self.node.sender.address)),
@@ -146,10 +146,22 @@ impl Maker<'_> {
     }
 }
 
-/// The kernel only takes over IPv4 connections.
+/// IPv4 and IPv6 never mix, and an IPv4-mapped address is an IPv4 address.
 fn destination(block: &IpBlock) -> String {
-    let IpAddr::V4(address) = block.address else { return "0".into() };
-    let bits = u32::from(block.prefix_len).min(32);
-    let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
-    format!("((h->destination_ip & {:#x}) == {:#x})", mask.to_be(), (address.to_bits() & mask).to_be())
+    let (address, mapped_bits, is_mapped) = match block.address {
+        IpAddr::V4(address) => (address.to_ipv6_mapped(), 96, ""),
+        IpAddr::V6(address) => (address, 0, "!"),
+    };
+    let bits = (u32::from(block.prefix_len) + mapped_bits).min(128);
+    let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0).to_be_bytes();
+    let mut tests = vec![format!("{is_mapped}is_ipv4(&h->destination)")];
+    for (at, (address, mask)) in address.octets().chunks(4).zip(mask.chunks(4)).enumerate() {
+        let word = |bytes: &[u8]| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let (address, mask) = (word(address), word(mask));
+        // The first words of an IPv4 address are known.
+        if mask != 0 && (at == 3 || mapped_bits == 0) {
+            tests.push(format!("(h->destination.ip[{at}] & {mask:#x}) == {:#x}", address & mask));
+        }
+    }
+    format!("({})", tests.join(" && "))
 }

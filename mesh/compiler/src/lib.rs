@@ -30,4 +30,4 @@ pub use object::{BuildError, Cache, Object, build, include_files};
 pub use sample::{Timing, samples, time};
 pub use source::{Action, Node, Program, ROUTES_MAX, generate, generate_within};
 pub use surplus::{Surplus, SurplusReason};
-pub use trial::{Trial, TrialError, Tried};
+pub use trial::{Trial, TrialError, Tried, verified_instructions};

@@ -81,7 +81,7 @@ impl Maker<'_> {
             parts.push(constant(scheme, "http"));
         }
         if !matching.ports.is_empty() {
-            let ports = matching.ports.iter().map(|port| Test::known(format!("h->destination_port == {port}")));
+            let ports = matching.ports.iter().map(|port| Test::known(format!("h->destination.port == {port}")));
             parts.push(Test::any(ports));
         }
         parts.extend(matching.headers.iter().map(|header| self.header(header)));

@@ -1,10 +1,10 @@
 //! The program in the kernel, without any connection: loaded, and run over heads by `BPF_PROG_TEST_RUN`.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 
-use crate::abi::{self, ud_trial};
+use crate::abi::{self, ud_address, ud_trial};
 
 /// The program that decides without a connection.
 const PROGRAM: &str = "ud_try";
@@ -31,6 +31,40 @@ impl TrialError {
     pub fn is_privilege(&self) -> bool {
         matches!(self, Self::Load(error) if error.kind() == libbpf_rs::ErrorKind::PermissionDenied)
     }
+}
+
+/// The program that connections run.
+const POLICY: &str = "ud_policy";
+
+/// Loads one program of an object.
+fn load(object: &[u8], name: &'static str) -> Result<libbpf_rs::Object, TrialError> {
+    let mut open = libbpf_rs::ObjectBuilder::default().open_memory(object).map_err(TrialError::Load)?;
+    for mut program in open.progs_mut() {
+        let wanted = program.name() == name;
+        program.set_autoload(wanted);
+    }
+    open.load().map_err(TrialError::Load)
+}
+
+/// Instructions that the verifier looks at, for the program that connections run.
+///
+/// # Errors
+///
+/// If the kernel does not take it, or does not say it.
+pub fn verified_instructions(object: &[u8]) -> Result<u32, TrialError> {
+    use std::os::fd::AsRawFd;
+    let object = load(object, POLICY)?;
+    let program = object.progs().find(|program| program.name() == POLICY);
+    let program = program.ok_or(TrialError::Missing(POLICY))?;
+    let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
+    let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
+    let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
+    // SAFETY: `info` is a structure of the kernel's, `len` its size, and the descriptor is open.
+    let result = unsafe { libbpf_rs::libbpf_sys::bpf_obj_get_info_by_fd(fd, (&raw mut info).cast(), &raw mut len) };
+    if result != 0 {
+        return Err(TrialError::Run(std::io::Error::last_os_error().into()));
+    }
+    Ok(info.verified_insns)
 }
 
 /// A program that the verifier accepted.
@@ -65,32 +99,8 @@ impl Trial {
     ///
     /// See [`TrialError`].
     pub fn load(object: &[u8]) -> Result<Self, TrialError> {
-        let mut open = libbpf_rs::ObjectBuilder::default().open_memory(object).map_err(TrialError::Load)?;
-        for mut program in open.progs_mut() {
-            let wanted = program.name() == PROGRAM;
-            program.set_autoload(wanted);
-        }
-        Ok(Self { object: open.load().map_err(TrialError::Load)? })
-    }
-
-    /// Instructions that the verifier looked at, for the program that connections run.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel does not say it.
-    pub fn verified_instructions(&self) -> Result<u32, TrialError> {
-        use std::os::fd::AsRawFd;
-        let program = self.object.progs().find(|program| program.name() == PROGRAM);
-        let program = program.ok_or(TrialError::Missing(PROGRAM))?;
-        let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
-        let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
-        let fd = std::os::fd::AsFd::as_fd(&program).as_raw_fd();
-        // SAFETY: `info` is a structure of the kernel's, `len` its size, and the descriptor is open.
-        let result = unsafe { libbpf_rs::libbpf_sys::bpf_obj_get_info_by_fd(fd, (&raw mut info).cast(), &raw mut len) };
-        if result != 0 {
-            return Err(TrialError::Run(std::io::Error::last_os_error().into()));
-        }
-        Ok(info.verified_insns)
+        let object = load(object, PROGRAM)?;
+        Ok(Self { object })
     }
 
     /// Decides on one head, `rounds` times.
@@ -98,15 +108,20 @@ impl Trial {
     /// # Errors
     ///
     /// See [`TrialError`].
-    pub fn run(&mut self, head: &[u8], to: (Ipv4Addr, u16), random: u32, rounds: u32) -> Result<Tried, TrialError> {
+    pub fn run(
+        &mut self,
+        head: &[u8],
+        to: (impl Into<IpAddr>, u16),
+        random: u32,
+        rounds: u32,
+    ) -> Result<Tried, TrialError> {
         if head.len() > abi::UD_HEAD_MAX as usize {
             return Err(TrialError::Long);
         }
         let mut trial = ud_trial {
             size: u32::try_from(head.len()).unwrap_or(0),
             random,
-            destination_ip: to.0.to_bits().to_be(),
-            destination_port: u32::from(to.1),
+            destination: ud_address::new(to.0.into(), to.1),
             rounds,
             ..ud_trial::default()
         };

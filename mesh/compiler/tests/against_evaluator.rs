@@ -12,11 +12,11 @@ mod agree;
 mod generate;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use generate::Generator;
-use underdeck_mesh_compiler::{Cache, Fitted, Node, SurplusReason, abi, fit};
+use underdeck_mesh_compiler::{Cache, Fitted, Node, SurplusReason, abi, fit, verified_instructions};
 use underdeck_mesh_policy::envoy::Bind;
 use underdeck_mesh_policy::evaluate::{Identity, Sender, evaluate};
 use underdeck_mesh_policy::form::{Listener, Placement, Policy, RuleId, RuleKind, Target};
@@ -25,7 +25,9 @@ use underdeck_mesh_policy::read::{Source, load, read};
 /// Reasons of the parser for requests that the generator makes on purpose.
 const EXPECTED: &[u32] = &[abi::UD_REASON_POLICY, abi::UD_REASON_TARGET, abi::UD_REASON_PATH, abi::UD_REASON_DUPLICATE];
 
-const DESTINATION: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
+const DESTINATION: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 80));
+
+const DESTINATION_6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x84, 0, 0, 0, 0, 0, 3));
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}: a number")))
@@ -53,23 +55,23 @@ struct Seen {
     listeners: u32,
 }
 
-fn run(policy: &Policy, listener: &Listener, sender: &Sender, port: u16, requests: u64, seen: &mut Seen) {
+fn run(policy: &Policy, listener: &Listener, sender: &Sender, to: (IpAddr, u16), requests: u64, seen: &mut Seen) {
     let seed = number("UNDERDECK_TEST_SEED", u64::from(std::process::id()) * 7919);
     let mut generator = Generator::new(listener, policy, seed);
     let bind = Bind {
         listener: listener.name.clone(),
         address: ([127, 0, 0, 1], 1).into(),
         sender: sender.clone(),
-        destination: (IpAddr::V4(DESTINATION), port),
+        destination: to,
     };
     let node = Node { sender: sender.clone() };
     let fitted = fit(policy, listener, &node, &Cache(None)).unwrap_or_else(|error| panic!("{error}"));
-    let Fitted { program, mut trial, .. } = fitted;
+    let Fitted { program, object, mut trial } = fitted;
     // A sender without an identity is the only thing that a program may be short of here.
     let surplus: Vec<_> = program.surplus.iter().filter(|left| left.reason != SurplusReason::UnknownSender).collect();
     assert!(surplus.is_empty(), "what is placed in the kernel is in the program: {surplus:?}");
     seen.rules.extend(&program.rules);
-    seen.instructions = seen.instructions.max(trial.verified_instructions().expect("the kernel says it"));
+    seen.instructions = seen.instructions.max(verified_instructions(&object.bytes).expect("the kernel says it"));
     for _ in 0..requests {
         let mut request = generator.request(&bind);
         if generator.below(8) == 0 && request.target.starts_with('/') {
@@ -79,7 +81,7 @@ fn run(policy: &Policy, listener: &Listener, sender: &Sender, port: u16, request
         }
         let head = agree::wire(&request);
         let random = u32::try_from(generator.below(1 << 32)).expect("below 2^32");
-        let tried = trial.run(&head, (DESTINATION, port), random, 1).expect("it runs");
+        let tried = trial.run(&head, to, random, 1).expect("it runs");
         let decision = evaluate(policy, listener, &request);
         let for_kernel = agree::is_for_the_kernel(policy, listener, &request, &decision);
         let text = String::from_utf8_lossy(&head);
@@ -112,13 +114,14 @@ fn compare(file: &str, listener: &str, port: u16) {
     assert!(reading.errors.is_empty(), "{:?}", reading.errors);
     let listener = reading.policy.listener(listener).expect("a listener");
     let senders = [
-        sender(Some("cluster.local/ns/demo/sa/client"), "192.0.2.1"),
-        sender(Some("cluster.local/ns/other/sa/robot"), "10.1.2.3"),
-        sender(None, "127.0.0.1"),
+        (sender(Some("cluster.local/ns/demo/sa/client"), "192.0.2.1"), DESTINATION),
+        (sender(Some("cluster.local/ns/other/sa/robot"), "10.1.2.3"), DESTINATION_6),
+        (sender(None, "127.0.0.1"), DESTINATION),
     ];
     let mut seen = Seen::default();
-    for sender in &senders {
-        run(&reading.policy, listener, sender, port, number("UNDERDECK_TEST_REQUESTS", 2000), &mut seen);
+    for (sender, address) in &senders {
+        let requests = number("UNDERDECK_TEST_REQUESTS", 2000);
+        run(&reading.policy, listener, sender, (*address, port), requests, &mut seen);
     }
     let Seen { requests, in_kernel, for_kernel, ends, .. } = &seen;
     eprintln!("{file}: {in_kernel} of {requests} requests decided in the kernel, {for_kernel} had to be: {ends:?}");
@@ -153,7 +156,7 @@ fn run_all(files: &[Source], seen: &mut Seen, enforced: &mut BTreeSet<String>) -
     for listener in &policy.listeners {
         let sender = sender(Some("cluster.local/ns/default/sa/default"), "192.0.2.1");
         let port = listener.ports.first().copied().unwrap_or(80);
-        run(&policy, listener, &sender, port, number("UNDERDECK_TEST_REQUESTS", 300), seen);
+        run(&policy, listener, &sender, (DESTINATION, port), number("UNDERDECK_TEST_REQUESTS", 300), seen);
         seen.listeners += 1;
     }
     enforced.extend(std::mem::take(&mut seen.rules).into_iter().map(|id| policy.rule(id).origin.to_string()));

@@ -39,7 +39,11 @@ fn what_is_not_plain_is_envoys() {
     let lines = [
         // Framing that two readers might understand differently.
         ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", FRAMING),
-        ("Transfer-Encoding: chunked\r\n", FRAMING),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", FRAMING),
+        ("Transfer-Encoding: chunke\r\n", FRAMING),
+        ("Transfer-Encoding: chunkee\r\n", FRAMING),
+        ("Transfer-Encoding: gzip, chunked\r\n", FRAMING),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", DUPLICATE),
         ("Transfer-Encoding: identity\r\n", FRAMING),
         ("Content-Length: 5\r\nContent-Length: 5\r\n", DUPLICATE),
         ("Content-Length: 5\r\nContent-Length: 6\r\n", DUPLICATE),
@@ -128,6 +132,7 @@ fn plain_forms_are_decided() {
         "GET /a%20b/%C3%a9%3A HTTP/1.1\r\nHost: shop\r\n\r\n",
         "DELETE /a HTTP/1.1\r\nhOST:shop\r\n\r\n",
         "POST / HTTP/1.1\r\nHost:   SHOP:8080  \r\nContent-Length: 5\r\nConnection: Keep-Alive\r\n\r\nhello",
+        "POST /a HTTP/1.1\r\nHost: shop\r\ntransfer-encoding: Chunked\r\n\r\n0\r\n\r\n",
         "GET / HTTP/1.1\r\nX-Empty:\r\nHost: shop.demo\r\nX-Empty:\r\n\r\nGET /next HTTP/1.1\r\n",
     ] {
         let head =

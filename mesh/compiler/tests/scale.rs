@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use underdeck_mesh_compiler::{
-    Cache, Node, Program, ROUTES_MAX, SurplusReason, Trial, abi, build, generate, samples, time,
+    Cache, Node, Program, ROUTES_MAX, SurplusReason, Trial, abi, build, generate, samples, time, verified_instructions,
 };
 use underdeck_mesh_policy::evaluate::{Outcome, Request, Sender, evaluate};
 use underdeck_mesh_policy::form::Policy;
@@ -95,7 +95,7 @@ fn make(what: &str, text: String) -> Made {
     let loaded = start.elapsed();
     eprintln!(
         "{what}: generated {generated:?}, with clang {built:?}, with the verifier {loaded:?}; {} instructions verified",
-        trial.verified_instructions().expect("the kernel says it")
+        verified_instructions(&object.bytes).expect("the kernel says it")
     );
     Made { policy: reading.policy, program, trial }
 }

@@ -4,16 +4,12 @@
 #define ONES 0x0101010101010101ULL
 #define HIGHS 0x8080808080808080ULL
 
-struct address {
-	ud_u32 ip, port;
-};
-
 /* Where processes connect to that is to be taken over. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
-	__type(key, struct address);
-	__type(value, struct address); /* Where the agent listens for it. */
+	__type(key, struct ud_address);
+	__type(value, struct ud_address); /* Where the agent listens for it. */
 } ud_services SEC(".maps");
 
 /* Connections that were taken over and are not established yet: where they were meant to go. */
@@ -21,14 +17,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, ud_u64);
-	__type(value, struct address);
+	__type(value, struct ud_address);
 } ud_connecting SEC(".maps");
 
 /* By the address and port of the application's side, which is all that the agent sees. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct address);
+	__type(key, struct ud_address);
 	__type(value, ud_u64);
 } ud_by_peer SEC(".maps");
 
@@ -44,21 +40,49 @@ struct {
 	__type(value, struct response);
 } ud_responses SEC(".maps");
 
+/* Where the agent listens for a connection, if it takes it over. */
+inline_always struct ud_address *agent_for(struct bpf_sock_addr *call, struct ud_address *meant)
+{
+	struct ud_address *agent;
+	ud_u64 cookie;
+
+	if (call->type != SOCK_STREAM)
+		return 0;
+	meant->port = __builtin_bswap16(call->user_port);
+	agent = bpf_map_lookup_elem(&ud_services, meant);
+	if (!agent)
+		return 0;
+	cookie = bpf_get_socket_cookie(call);
+	bpf_map_update_elem(&ud_connecting, &cookie, meant, BPF_ANY);
+	return agent;
+}
+
 SEC("cgroup/connect4")
 int ud_connect4(struct bpf_sock_addr *call)
 {
-	struct address meant = {call->user_ip4, __builtin_bswap16(call->user_port)}, *agent;
-	ud_u64 cookie;
+	struct ud_address meant = {.ip = {0, 0, MAPPED, call->user_ip4}}, *agent = agent_for(call, &meant);
 
-	if (call->type != 1 /* SOCK_STREAM */)
-		return 1;
-	agent = bpf_map_lookup_elem(&ud_services, &meant);
-	if (!agent)
-		return 1;
-	cookie = bpf_get_socket_cookie(call);
-	bpf_map_update_elem(&ud_connecting, &cookie, &meant, BPF_ANY);
-	call->user_ip4 = agent->ip;
-	call->user_port = __builtin_bswap16(agent->port);
+	if (agent) {
+		call->user_ip4 = agent->ip[3];
+		call->user_port = __builtin_bswap16(agent->port);
+	}
+	return 1;
+}
+
+/* Also IPv4 from a socket of IPv6: then the agent's address is an IPv4-mapped one, too. */
+SEC("cgroup/connect6")
+int ud_connect6(struct bpf_sock_addr *call)
+{
+	struct ud_address meant = {.ip = {call->user_ip6[0], call->user_ip6[1], call->user_ip6[2], call->user_ip6[3]}};
+	struct ud_address *agent = agent_for(call, &meant);
+
+	if (agent) {
+		call->user_ip6[0] = agent->ip[0];
+		call->user_ip6[1] = agent->ip[1];
+		call->user_ip6[2] = agent->ip[2];
+		call->user_ip6[3] = agent->ip[3];
+		call->user_port = __builtin_bswap16(agent->port);
+	}
 	return 1;
 }
 
@@ -66,23 +90,32 @@ SEC("sockops")
 int ud_established(struct bpf_sock_ops *ops)
 {
 	struct ud_conn conn = {};
-	struct address *meant, peer;
+	struct ud_address *meant, peer = {};
 	struct bpf_sock *sk = ops->sk;
 	ud_u64 cookie, *stored;
+	ud_u32 ip4 = ops->local_ip4;
 
+	/* The compiler must not turn the loads of two fields into one of a computed address. */
+	hide(ip4);
 	if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB || !sk)
 		return 1;
 	cookie = bpf_get_socket_cookie(ops);
 	meant = bpf_map_lookup_elem(&ud_connecting, &cookie);
 	if (!meant)
 		return 1;
-	conn.destination_ip = meant->ip;
-	conn.destination_port = meant->port;
+	conn.destination = *meant;
 	bpf_map_delete_elem(&ud_connecting, &cookie);
 	stored = bpf_sk_storage_get(&ud_cookies, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!stored || bpf_map_update_elem(&ud_conns, &cookie, &conn, BPF_ANY))
 		return 1;
-	peer.ip = ops->local_ip4;
+	peer.ip[2] = MAPPED;
+	peer.ip[3] = ip4;
+	if (ops->family == 10 /* AF_INET6 */) {
+		peer.ip[0] = ops->local_ip6[0];
+		peer.ip[1] = ops->local_ip6[1];
+		peer.ip[2] = ops->local_ip6[2];
+		peer.ip[3] = ops->local_ip6[3];
+	}
 	peer.port = ops->local_port;
 	bpf_map_update_elem(&ud_by_peer, &peer, &cookie, BPF_ANY);
 	/* If this fails, all of it goes to the agent, and on to Envoy. */

@@ -3,19 +3,20 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 use underdeck_mesh_policy::form::HeaderEdits;
 
 use crate::client::{self, Client};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Fail};
 use crate::envoy::{Envoy, EnvoyError};
+use crate::guard::{self, Guard};
 use crate::kernel::{Kernel, KernelError, Program};
 use crate::policies::{Policies, PolicyError};
 use crate::status;
@@ -53,6 +54,12 @@ pub enum AgentError {
     /// The runtime or a signal.
     #[error("the runtime: {0}")]
     Runtime(io::Error),
+    /// The configuration that was read again differs in what holds for as long as the agent runs.
+    #[error("`{0}` has changed: that needs a restart of the agent")]
+    Restart(&'static str),
+    /// There is no listener for a service of IPv6.
+    #[error("{0}: the agent does not listen on IPv6: see `listen6`")]
+    NoIpv6(SocketAddr),
     /// More endpoints than the kernel's tables hold.
     #[error("there are more than {} endpoints", underdeck_mesh_compiler::abi::UD_ENDPOINTS_MAX)]
     Endpoints,
@@ -76,8 +83,13 @@ impl Generation {
 
 /// What all tasks share.
 pub(crate) struct Agent {
-    pub(crate) config: Config,
+    /// As it was read last.
+    config: RefCell<Rc<Config>>,
+    path: PathBuf,
+    /// Where connections come to.
+    addresses: Vec<SocketAddr>,
     pub(crate) kernel: Kernel,
+    guard: RefCell<Option<Guard>>,
     pub(crate) upstreams: Upstreams,
     pub(crate) clients: RefCell<HashMap<u64, Rc<Client>>>,
     generations: RefCell<BTreeMap<u32, Rc<Generation>>>,
@@ -91,6 +103,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
+    pub(crate) fn config(&self) -> Rc<Config> {
+        self.config.borrow().clone()
+    }
+
     /// The policies of a program, by its number.
     pub(crate) fn generation(&self, number: u32) -> Option<Rc<Generation>> {
         self.generations.borrow().get(&number).cloned()
@@ -109,14 +125,14 @@ impl Agent {
     }
 
     /// Puts policies into force: Envoy first, then the program beside the old one, then the switch.
-    async fn enforce(self: &Rc<Self>, policies: Policies) -> Result<(), AgentError> {
-        let envoy = RefCell::new(Some(Rc::new(Envoy::start(&self.config, &policies).await?)));
+    async fn enforce(self: &Rc<Self>, config: &Config, policies: Policies) -> Result<(), AgentError> {
+        let envoy = RefCell::new(Some(Rc::new(Envoy::start(config, &policies).await?)));
         let before = self.generations.borrow().last_key_value().map(|(_, of)| of.clone());
         let number = before.as_ref().map_or(1, |before| before.number + 1);
         let program = self.kernel.load_program(&policies.object.bytes, number)?;
         for (index, name) in (0..).zip(&policies.program.clusters) {
             let mut numbers = Vec::new();
-            for address in policies.endpoints(name, &self.config.endpoints) {
+            for address in policies.endpoints(name, &config.endpoints) {
                 let mut refused = None;
                 let make = || self.kernel.add_endpoint().map_err(|error| refused = Some(error)).ok();
                 let number = self.upstreams.number(address, make);
@@ -164,13 +180,48 @@ impl Agent {
         self.current().envoy.borrow().as_ref().is_none_or(|envoy| envoy.has_ended())
     }
 
-    /// Reads the policies again. What is in force stays if that fails.
+    /// Takes over what this configuration says, and nothing else.
+    fn serve_services(&self, config: Config) -> Result<(), AgentError> {
+        for service in &config.services {
+            let address = self.address_for(service).ok_or(AgentError::NoIpv6(*service))?;
+            self.kernel.take_over(*service, address)?;
+        }
+        for gone in self.config().services.iter().filter(|service| !config.services.contains(service)) {
+            self.kernel.leave(*gone)?;
+        }
+        if let Some(guard) = &*self.guard.borrow() {
+            guard.set_services(&config.services)?;
+        }
+        *self.config.borrow_mut() = Rc::new(config);
+        Ok(())
+    }
+
+    async fn renew(self: &Rc<Self>, config: Config, policies: Policies) -> Result<(), AgentError> {
+        if let Some(unreachable) = config.services.iter().find(|service| self.address_for(service).is_none()) {
+            return Err(AgentError::NoIpv6(*unreachable));
+        }
+        self.enforce(&config, policies).await?;
+        self.serve_services(config)
+    }
+
+    /// Where connections to a service come to.
+    fn address_for(&self, service: &SocketAddr) -> Option<SocketAddr> {
+        self.addresses.iter().find(|address| address.is_ipv4() == service.is_ipv4()).copied()
+    }
+
+    /// Reads the configuration and the policies again. What is in force stays if that fails.
     async fn reload(self: &Rc<Self>) {
-        let config = self.config.clone();
-        let made = tokio::task::spawn_blocking(move || Policies::make(&config)).await;
-        let result = match made {
-            Ok(Ok(policies)) => self.enforce(policies).await,
-            Ok(Err(error)) => Err(error.into()),
+        let (path, before) = (self.path.clone(), Config::clone(&self.config()));
+        let made = tokio::task::spawn_blocking(move || {
+            let config = Config::read(&path)?;
+            match config.needs_restart(&before) {
+                Some(field) => Err(AgentError::Restart(field)),
+                None => Ok((Policies::make(&config)?, config)),
+            }
+        });
+        let result = match made.await {
+            Ok(Ok((policies, config))) => self.renew(config, policies).await,
+            Ok(Err(error)) => Err(error),
             Err(error) => Err(AgentError::Runtime(io::Error::other(error))),
         };
         match result {
@@ -183,16 +234,16 @@ impl Agent {
     }
 }
 
-/// Runs until SIGTERM or SIGINT. `ready` is called once connections are taken over.
+/// Runs until SIGTERM or SIGINT. `ready` is called with the addresses that they come to once connections are taken over.
 ///
 /// # Errors
 ///
 /// See [`AgentError`]; nothing is taken over then.
-pub fn run(path: &Path, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+pub fn run(path: &Path, ready: impl FnOnce(&[SocketAddr])) -> Result<(), AgentError> {
     let config = Config::read(path)?;
     allow_connections();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
-    LocalSet::new().block_on(&runtime, start(config, ready))
+    LocalSet::new().block_on(&runtime, start(path, config, ready))
 }
 
 /// As many connections as the system lets this process have.
@@ -207,17 +258,50 @@ fn allow_connections() {
     }
 }
 
-async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), AgentError> {
+/// Where the connections come to.
+struct Listeners {
+    v4: TcpListener,
+    /// None: there is no IPv6, and no service needs it.
+    v6: Option<TcpListener>,
+}
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, AgentError> {
+        let socket = |what: String| move |source| AgentError::Socket { what, source };
+        let v4 = TcpListener::bind(config.listen).await.map_err(socket(config.listen.to_string()))?;
+        let v6 = TcpListener::bind(config.listen6).await.map_err(socket(config.listen6.to_string()));
+        if config.services.iter().any(SocketAddr::is_ipv6) {
+            return Ok(Self { v4, v6: Some(v6?) });
+        }
+        Ok(Self { v4, v6: v6.ok() })
+    }
+
+    fn addresses(&self) -> Result<Vec<SocketAddr>, AgentError> {
+        let all = [Some(&self.v4), self.v6.as_ref()];
+        all.into_iter().flatten().map(|of| of.local_addr().map_err(AgentError::Runtime)).collect()
+    }
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match &self.v6 {
+            None => self.v4.accept().await,
+            Some(v6) => tokio::select! {
+                accepted = self.v4.accept() => accepted,
+                accepted = v6.accept() => accepted,
+            },
+        }
+    }
+}
+
+async fn start(path: &Path, config: Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), AgentError> {
     let policies = Policies::make(&config)?;
-    let socket = |what: String| move |source| AgentError::Socket { what, source };
-    let listener = TcpListener::bind(config.listen).await.map_err(socket(config.listen.to_string()))?;
-    let SocketAddr::V4(address) = listener.local_addr().map_err(AgentError::Runtime)? else {
-        return Err(AgentError::Runtime(io::ErrorKind::Unsupported.into()));
-    };
+    let listeners = Listeners::bind(&config).await?;
     let asked = Asked::bind(&config.socket)?;
     let agent = Rc::new(Agent {
-        kernel: Kernel::load(&config.cgroup)?,
-        config,
+        kernel: Kernel::load(&config.cgroup, config.fail == Fail::Closed)?,
+        guard: RefCell::default(),
+        config: RefCell::new(Rc::new(config)),
+        path: path.to_owned(),
+        addresses: listeners.addresses()?,
         upstreams: Upstreams::default(),
         clients: RefCell::default(),
         generations: RefCell::default(),
@@ -226,12 +310,19 @@ async fn start(config: Config, ready: impl FnOnce(SocketAddrV4)) -> Result<(), A
         relayed: Cell::new(0),
         trouble: RefCell::default(),
     });
-    agent.enforce(policies).await?;
-    for service in &agent.config.services {
-        agent.kernel.take_over(*service, address)?;
+    let config = agent.config();
+    agent.enforce(&config, policies).await?;
+    agent.serve_services(Config::clone(&config))?;
+    match config.fail {
+        Fail::Closed => {
+            let guard = Guard::attach(&config.cgroup, &agent.kernel, &config.services)?;
+            *agent.guard.borrow_mut() = Some(guard);
+        }
+        // One that an earlier agent left would go on refusing when this one is gone.
+        Fail::Open => drop(guard::release(&config.cgroup)?),
     }
-    ready(address);
-    let ended = serve(&agent, &listener, &asked).await;
+    ready(&agent.addresses);
+    let ended = serve(&agent, &listeners, &asked).await;
     // Nothing of the kernel may stay: tasks hold the agent.
     drop(asked);
     ended
@@ -263,12 +354,12 @@ impl Drop for Asked {
     }
 }
 
-async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Result<(), AgentError> {
+async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Result<(), AgentError> {
     let on = |kind| signal(kind).map_err(AgentError::Runtime);
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let mut watch = tokio::time::interval(WATCH);
-    let mut seen = changed(&agent.config);
+    let mut seen = changed(agent);
     // A SIGHUP came while the policies were being read.
     let mut again = false;
     loop {
@@ -277,16 +368,15 @@ async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Resu
             _ = int.recv() => return Ok(()),
             _ = hup.recv() => again = !agent.reload_beside(),
             _ = watch.tick() => {
-                let now = changed(&agent.config);
+                let now = changed(agent);
                 if (again || now != seen || agent.lacks_envoy()) && agent.reload_beside() {
                     (seen, again) = (now, false);
                 }
             }
-            accepted = listener.accept() => match accepted {
-                Ok((stream, SocketAddr::V4(peer))) => {
+            accepted = listeners.accept() => match accepted {
+                Ok((stream, peer)) => {
                     tokio::task::spawn_local(client::serve(agent.clone(), stream, peer));
                 }
-                Ok(_) => {}
                 Err(error) => {
                     agent.complain(&format!("accept: {error}"));
                     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -301,10 +391,10 @@ async fn serve(agent: &Rc<Agent>, listener: &TcpListener, asked: &Asked) -> Resu
     }
 }
 
-/// When files of the policies were last written.
-fn changed(config: &Config) -> Vec<(PathBuf, SystemTime)> {
+/// When the configuration and files of the policies were last written.
+fn changed(agent: &Agent) -> Vec<(PathBuf, SystemTime)> {
     let mut out = Vec::new();
-    for path in &config.policies {
+    for path in agent.config().policies.iter().chain([&agent.path]) {
         let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
         for path in inside.chain([path.clone()]) {
             if let Ok(time) = path.metadata().and_then(|metadata| metadata.modified()) {

@@ -1,6 +1,6 @@
 //! Answers that need no upstream.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use underdeck_mesh_policy::evaluate::{Answer, Outcome, Request, Sender, evaluate};
 
@@ -13,7 +13,7 @@ pub(crate) fn of_policy(
     action: u32,
     head: &RequestHead,
     sender: Sender,
-    destination: (Ipv4Addr, u16),
+    destination: (IpAddr, u16),
 ) -> Option<Answer> {
     let host = head.headers.iter().find(|(name, _)| name == "host");
     let request = Request {
@@ -22,7 +22,7 @@ pub(crate) fn of_policy(
         authority: host.map_or_else(String::new, |(_, value)| value.clone()),
         headers: head.headers.iter().filter(|(name, _)| name != "host").cloned().collect(),
         source: sender,
-        destination: (IpAddr::V4(destination.0), destination.1),
+        destination,
     };
     let decision = evaluate(&policies.policy, &policies.listener, &request);
     let mut answers = decision.outcomes.into_iter().filter_map(|(_, outcome)| match outcome {
@@ -42,6 +42,10 @@ pub(crate) fn unavailable(why: &str) -> Answer {
         body: format!("upstream connect error or disconnect/reset before headers. reset reason: {why}"),
     }
 }
+
+/// What Envoy says if a body makes no sense.
+pub(crate) const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\
+    content-length: 11\r\nconnection: close\r\n\r\nBad Request";
 
 /// The bytes of an answer; `no_body`: to a HEAD.
 pub(crate) fn write(answer: &Answer, no_body: bool) -> Vec<u8> {

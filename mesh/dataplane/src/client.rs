@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
@@ -19,13 +19,17 @@ use crate::answer;
 use crate::envoy::Envoy;
 use crate::exchange::{Broken, End, Input, Link, exchange, tunnel};
 use crate::message::{self, Body, Follow, Read, RequestHead};
+use crate::unread::Asker;
 
 /// Between looks whether the kernel has moved all of a response. Only for clients that do not wait for it.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long an application that has half-closed its connection may take to read, before it sees the end. When it does,
-/// the kernel throws away what it has not read: a socket that is closed by both sides leaves the sockmap.
+/// An application that has half-closed its connection sees the end when nothing was unread for so long: bytes may still
+/// be on their way through the kernel, in a work queue of a busy machine.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// How long a client that goes on sending is listened to after the last answer.
+const DRAIN: Duration = Duration::from_secs(1);
 
 const TAG: usize = size_of::<ud_tag>();
 
@@ -92,7 +96,17 @@ impl Writer<'_> {
         self.send(bytes).await
     }
 
+    /// The end of the connection is the end of the response: if the agent is killed before, the client must see a reset.
+    pub(crate) fn begin_until_close(&self) {
+        let _ = SockRef::from(self.output.as_ref()).set_linger(Some(Duration::ZERO));
+    }
+
+    pub(crate) fn end_until_close(&self) {
+        let _ = SockRef::from(self.output.as_ref()).set_linger(None);
+    }
+
     pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
+        self.end_until_close();
         self.output.shutdown().await
     }
 }
@@ -100,7 +114,7 @@ impl Writer<'_> {
 /// What belongs to one connection, and goes with it.
 struct Guard {
     client: Rc<Client>,
-    peer: SocketAddrV4,
+    peer: SocketAddr,
 }
 
 impl Drop for Guard {
@@ -123,12 +137,12 @@ enum Ending {
 }
 
 /// A connection from its beginning to its end.
-pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV4) {
+pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr) {
     // A process connected to the agent's port by itself: nobody knows what it wants.
     let Some(cookie) = agent.kernel.cookie_of(peer) else { return };
     let Some(conn) = agent.kernel.conn(cookie) else { return };
-    let port = u16::try_from(conn.destination_port).unwrap_or(0);
-    let destination = (Ipv4Addr::from(conn.destination_ip.to_ne_bytes()), port);
+    let destination = conn.destination.parts();
+    let local = stream.local_addr().ok();
     let _ = stream.set_nodelay(true);
     let (read, output) = stream.into_split();
     let client = Rc::new(Client {
@@ -153,9 +167,13 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV
         Ending::Finished | Ending::Over => {
             connection.wait_for_kernel().await;
             if ending == Ending::Finished || connection.input.has_ended().await {
-                let _ = tokio::time::timeout(GRACE, closed(&agent, cookie)).await;
+                until_read(&agent, cookie, peer, local).await;
             }
             let _ = client.writer().await.shutdown().await;
+            if ending == Ending::Over {
+                // What the client still sends must not reset the connection before it has read its answer.
+                let _ = tokio::time::timeout(DRAIN, connection.input.drain()).await;
+            }
         }
         Ending::Reset => {
             agent.upstreams.kill_of(&agent, cookie);
@@ -167,10 +185,19 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddrV
     drop(guard);
 }
 
-/// Waits until the application has closed its socket, and not only its half.
-async fn closed(agent: &Agent, cookie: u64) {
+/// Waits until an application that has closed its half has read all, or closed its socket. Where nobody can say how
+/// much is unread, it has [`GRACE`] to read.
+async fn until_read(agent: &Agent, cookie: u64, peer: SocketAddr, local: Option<SocketAddr>) {
+    let asker = Asker::new().ok().zip(local);
+    let mut since = Instant::now();
     while agent.kernel.is_open(cookie) {
-        tokio::time::sleep(10 * LOOK).await;
+        let unread = asker.as_ref().and_then(|(asker, local)| asker.unread(peer, *local, cookie));
+        if unread.is_some_and(|unread| unread > 0) {
+            since = Instant::now();
+        } else if since.elapsed() >= GRACE {
+            return;
+        }
+        tokio::time::sleep(5 * LOOK).await;
     }
 }
 
@@ -179,7 +206,7 @@ struct Connection {
     client: Rc<Client>,
     input: Input,
     envoy: Option<(Rc<Envoy>, Link)>,
-    destination: (Ipv4Addr, u16),
+    destination: (IpAddr, u16),
 }
 
 impl Connection {
@@ -236,7 +263,7 @@ impl Connection {
         let Some(generation) = self.agent.generation(tag.generation) else { return Some(Ending::Reset) };
         let Read::Head(parsed) = message::request(&head) else { return Some(Ending::Reset) };
         if tag.verdict == abi::UD_ANSWER {
-            let sender = self.agent.config.sender();
+            let sender = self.agent.config().sender();
             let answer = answer::of_policy(&generation.policies, tag.action, &parsed, sender, self.destination);
             let answer = answer.unwrap_or_else(|| answer::unavailable("no answer"));
             return self.answer(&answer, &parsed).await;
@@ -301,15 +328,24 @@ impl Connection {
                 let _ = self.client.writer().await.send(&bytes).await;
                 Some(Ending::Over)
             }
+            Err(Broken::Request) => self.refuse().await,
             Err(Broken::InBody | Broken::Client) => Some(Ending::Reset),
         }
+    }
+
+    /// Answers a body that makes no sense.
+    async fn refuse(&self) -> Option<Ending> {
+        let _ = self.client.writer().await.send(answer::BAD_REQUEST).await;
+        Some(Ending::Over)
     }
 
     /// Answers a request whose head was taken.
     async fn answer(&mut self, answer: &Answer, head: &RequestHead) -> Option<Ending> {
         let mut follow = Follow::new(head.body);
         loop {
-            let taken = follow.take(&self.input.bytes).unwrap_or(0);
+            let Some(taken) = follow.take(&self.input.bytes) else {
+                return self.refuse().await;
+            };
             self.input.take(taken);
             self.client.took(taken);
             if follow.is_done() {
@@ -335,7 +371,7 @@ impl Connection {
         {
             return Some((envoy, link));
         }
-        let address = current.port_of(SocketAddrV4::new(self.destination.0, self.destination.1))?;
+        let address = current.port_of(SocketAddr::from(self.destination))?;
         let stream = TcpStream::connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some((current, Link::new(stream)))

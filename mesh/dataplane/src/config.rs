@@ -1,10 +1,10 @@
 //! The file that `underdeck mesh run --config` reads.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use underdeck_mesh_policy::evaluate::{Identity, Sender};
 
 /// What the agent is to do. Paths are relative to the folder of the file.
@@ -22,7 +22,7 @@ pub struct Config {
     #[serde(default)]
     pub sender: From,
     /// What they connect to and shall not reach directly.
-    pub services: Vec<SocketAddrV4>,
+    pub services: Vec<SocketAddr>,
     /// Endpoints of clusters that the policies do not name themselves.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Vec<SocketAddr>>,
@@ -32,9 +32,15 @@ pub struct Config {
     /// Where the agent listens for connections that were taken over; port 0: a free one.
     #[serde(default = "listen")]
     pub listen: SocketAddrV4,
+    /// The same for those of IPv6.
+    #[serde(default = "listen6")]
+    pub listen6: SocketAddrV6,
     /// Where `mesh status` asks.
     #[serde(default = "socket")]
     pub socket: PathBuf,
+    /// What becomes of new connections to the services while no agent runs.
+    #[serde(default)]
+    pub fail: Fail,
     /// Idle connections that each endpoint has at least, and at most.
     #[serde(default)]
     pub pool: Pool,
@@ -59,6 +65,17 @@ impl Default for From {
     fn default() -> Self {
         Self { identity: None, labels: None, address: Ipv4Addr::LOCALHOST.into() }
     }
+}
+
+/// What becomes of new connections to the services while no agent runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fail {
+    /// They go where they were meant to go, past the policies. Nothing stays in the kernel.
+    #[default]
+    Open,
+    /// They are refused with EPERM, by two programs that stay attached to the control group.
+    Closed,
 }
 
 /// Connections to each endpoint.
@@ -94,6 +111,10 @@ fn envoy() -> PathBuf {
 
 fn listen() -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)
+}
+
+fn listen6() -> SocketAddrV6 {
+    SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0)
 }
 
 /// Why there is no configuration.
@@ -133,6 +154,10 @@ impl Config {
         for path in &mut config.policies {
             *path = folder.join(&*path);
         }
+        for service in &mut config.services {
+            // An IPv4-mapped address is an IPv4 address.
+            service.set_ip(service.ip().to_canonical());
+        }
         config.socket = folder.join(&config.socket);
         config.cache = config.cache.map(|path| folder.join(path));
         // A name without a slash is looked for in PATH.
@@ -140,6 +165,18 @@ impl Config {
             config.envoy = folder.join(&config.envoy);
         }
         Ok(config)
+    }
+
+    /// What has changed and cannot change while the agent runs.
+    pub(crate) fn needs_restart(&self, before: &Self) -> Option<&'static str> {
+        let fixed = [
+            ("cgroup", self.cgroup == before.cgroup),
+            ("listen", self.listen == before.listen),
+            ("listen6", self.listen6 == before.listen6),
+            ("socket", self.socket == before.socket),
+            ("fail", self.fail == before.fail),
+        ];
+        fixed.iter().find(|(_, is_same)| !is_same).map(|(field, _)| *field)
     }
 
     /// Who sends, as policies know it.

@@ -1,7 +1,7 @@
 //! Envoy as a child: the slow path.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddrV4, TcpListener};
+use std::net::{SocketAddr, SocketAddrV4, TcpListener};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -36,14 +36,14 @@ pub enum EnvoyError {
     Ended(std::process::ExitStatus, String),
     /// It runs and does not listen.
     #[error("Envoy does not listen on {0} after {seconds} s", seconds = PATIENCE.as_secs())]
-    Silent(SocketAddrV4),
+    Silent(SocketAddr),
 }
 
 /// A running Envoy. It ends when this is dropped, and when the agent dies.
 pub(crate) struct Envoy {
     _child: std::cell::RefCell<Child>,
     _place: tempfile::TempDir,
-    ports: HashMap<SocketAddrV4, SocketAddrV4>,
+    ports: HashMap<SocketAddr, SocketAddr>,
 }
 
 impl Envoy {
@@ -54,14 +54,14 @@ impl Envoy {
         for service in &config.services {
             let socket = TcpListener::bind((*config.listen.ip(), 0)).map_err(EnvoyError::Configuration)?;
             let port = socket.local_addr().map_err(EnvoyError::Configuration)?.port();
-            ports.insert(*service, SocketAddrV4::new(*config.listen.ip(), port));
+            ports.insert(*service, SocketAddr::from(SocketAddrV4::new(*config.listen.ip(), port)));
             held.push(socket);
         }
-        let bind = |(service, address): (&SocketAddrV4, &SocketAddrV4)| Bind {
+        let bind = |(service, address): (&SocketAddr, &SocketAddr)| Bind {
             listener: config.listener.clone(),
-            address: (*address).into(),
+            address: *address,
             sender: config.sender(),
-            destination: (IpAddr::V4(*service.ip()), service.port()),
+            destination: (service.ip(), service.port()),
         };
         let binds: Vec<_> = ports.iter().map(bind).collect();
         let generated = bootstrap(&policies.policy, &binds, &config.endpoints);
@@ -103,7 +103,7 @@ impl Envoy {
     }
 
     /// Where it listens for connections that were meant for a service.
-    pub(crate) fn port_of(&self, service: SocketAddrV4) -> Option<SocketAddrV4> {
+    pub(crate) fn port_of(&self, service: SocketAddr) -> Option<SocketAddr> {
         self.ports.get(&service).copied()
     }
 

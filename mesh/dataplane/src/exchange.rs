@@ -38,6 +38,13 @@ impl Input {
         }
     }
 
+    /// Reads to the end, for nothing.
+    pub(crate) async fn drain(&mut self) {
+        while matches!(self.fill().await, Ok(true)) {
+            self.bytes.clear();
+        }
+    }
+
     pub(crate) fn take(&mut self, count: usize) {
         if count == self.bytes.len() {
             self.bytes.clear();
@@ -80,6 +87,8 @@ pub(crate) enum Broken {
     InBody,
     /// The client is gone.
     Client,
+    /// What the client sends makes no sense.
+    Request,
 }
 
 /// Sends a request, whose head was taken from `from` already, and moves the response. `edits`: None if Envoy answers,
@@ -113,8 +122,8 @@ pub(crate) async fn exchange(
     let kept = tokio::select! {
         biased;
         sent = &mut request => {
-            if sent == Err(Broken::Client) {
-                return Err(Broken::Client);
+            if let Err(error @ (Broken::Client | Broken::Request)) = sent {
+                return Err(error);
             }
             response.await?
         }
@@ -143,8 +152,7 @@ async fn send_request(
     let mut follow = Follow::new(body);
     let mut first = head.to_vec();
     loop {
-        let taken = follow.take(&from.bytes).ok_or(Broken::Client)?;
-        first.extend_from_slice(&from.bytes[..taken]);
+        let taken = follow.copy(&from.bytes, &mut first).ok_or(Broken::Request)?;
         from.take(taken);
         client.took(taken);
         if output.write_all(&first).await.is_err() {
@@ -201,6 +209,9 @@ pub(crate) async fn relay(
             }
         }
     };
+    if head.body == Body::UntilClose {
+        to.begin_until_close();
+    }
     let mut follow = Follow::new(head.body);
     loop {
         let taken = follow.take(&from.bytes).ok_or(Broken::InBody)?;
@@ -222,7 +233,10 @@ pub(crate) async fn relay(
         from.take(taken);
         match from.fill().await {
             Ok(true) => {}
-            Ok(false) if head.body == Body::UntilClose => return Ok(Moved::UntilClose),
+            Ok(false) if head.body == Body::UntilClose => {
+                to.end_until_close();
+                return Ok(Moved::UntilClose);
+            }
             Ok(false) | Err(_) => return Err(Broken::InBody),
         }
     }
@@ -239,6 +253,7 @@ pub(crate) async fn tunnel(from: &mut Input, client: &Client, link: &mut Link) -
     };
     let down = async {
         let mut writer = client.writer().await;
+        writer.begin_until_close();
         loop {
             writer.send(&input.bytes).await?;
             input.bytes.clear();

@@ -1,12 +1,14 @@
 //! The programs and maps in the kernel. Nothing is pinned: all of it goes when the agent goes.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
-use underdeck_mesh_compiler::abi::{self, ud_cluster, ud_conn, ud_counters, ud_pool_call, ud_progress, ud_upstream};
+use underdeck_mesh_compiler::abi::{
+    self, ud_address, ud_cluster, ud_conn, ud_counters, ud_pool_call, ud_progress, ud_upstream,
+};
 
 const ENTRY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/entry.bpf.o"));
 
@@ -34,7 +36,7 @@ pub enum KernelError {
     Missing(String),
 }
 
-fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
+pub(crate) fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
     result.map_err(|source| KernelError::Bpf { what: what.to_owned(), source })
 }
 
@@ -43,7 +45,7 @@ fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
 /// # Safety
 ///
 /// Only for structures of integers without padding.
-unsafe trait Plain: Copy + Default {
+pub(crate) unsafe trait Plain: Copy + Default {
     fn bytes(&self) -> &[u8] {
         // SAFETY: there is no padding, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
@@ -73,6 +75,8 @@ unsafe impl Plain for ud_counters {}
 // SAFETY: as above.
 unsafe impl Plain for ud_pool_call {}
 // SAFETY: as above.
+unsafe impl Plain for ud_address {}
+// SAFETY: as above.
 unsafe impl Plain for u64 {}
 
 /// The fixed programs, attached.
@@ -85,7 +89,7 @@ pub(crate) struct Kernel {
     servers: MapHandle,
     by_peer: MapHandle,
     pools: std::cell::RefCell<Vec<MapHandle>>,
-    _links: Vec<Link>,
+    links: Vec<Link>,
 }
 
 /// The program of one set of policies.
@@ -93,32 +97,49 @@ pub(crate) struct Program {
     object: Object,
 }
 
-fn map(object: &Object, name: &str) -> Result<MapHandle, KernelError> {
+pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, KernelError> {
     let found = object.maps().find(|map| map.name() == name);
     let found = found.ok_or_else(|| KernelError::Missing(name.into()))?;
     bpf(name, MapHandle::try_from(&found))
 }
 
-fn address(ip: Ipv4Addr, port: u16) -> [u8; 8] {
-    let mut out = [0; 8];
-    out[..4].copy_from_slice(&ip.octets());
-    out[4..].copy_from_slice(&u32::from(port).to_ne_bytes());
-    out
+pub(crate) fn address(of: SocketAddr) -> ud_address {
+    ud_address::new(of.ip(), of.port())
+}
+
+pub(crate) fn open_cgroup(path: &Path) -> Result<File, KernelError> {
+    File::open(path).map_err(|source| KernelError::Cgroup { path: path.to_owned(), source })
 }
 
 impl Kernel {
-    /// Loads and attaches; nothing is taken over until [`Self::take_over`].
-    pub(crate) fn load(cgroup: &Path) -> Result<Self, KernelError> {
+    /// The number of a link that goes with the agent.
+    pub(crate) fn link(&self) -> Result<u32, KernelError> {
+        let link = self.links.first().ok_or_else(|| KernelError::Missing("link".into()))?;
+        Ok(bpf("a link", link.info())?.id)
+    }
+
+    /// A program that takes connections over.
+    pub(crate) fn connect_program(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
+        let found = self.object.progs().find(|program| program.name() == name);
+        let found = found.ok_or_else(|| KernelError::Missing(name.into()))?;
+        // SAFETY: the program is open for as long as the object.
+        Ok(unsafe { BorrowedFd::borrow_raw(found.as_fd().as_raw_fd()) })
+    }
+
+    /// Loads and attaches; nothing is taken over until [`Self::take_over`]. `guarded`: a [`crate::guard`] calls the
+    /// programs that take connections over, so they are not attached here.
+    pub(crate) fn load(cgroup: &Path, guarded: bool) -> Result<Self, KernelError> {
         let open = bpf("the fixed programs", ObjectBuilder::default().open_memory(ENTRY))?;
         let object = bpf("the fixed programs", open.load())?;
-        let folder = File::open(cgroup).map_err(|source| KernelError::Cgroup { path: cgroup.to_owned(), source })?;
+        let folder = open_cgroup(cgroup)?;
         let mut links = Vec::new();
         for name in ["ud_request", "ud_from_agent", "ud_response"] {
             let map = map(&object, if name == "ud_response" { "ud_servers" } else { "ud_clients" })?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
         // The order matters: a connection must not be taken over before it can be known.
-        for name in ["ud_established", "ud_connect4"] {
+        let attached = ["ud_established", "ud_connect4", "ud_connect6"];
+        for name in &attached[..if guarded { 1 } else { 3 }] {
             links.push(bpf(name, program(&object, name)?.attach_cgroup(folder.as_raw_fd()))?);
         }
         Ok(Self {
@@ -129,16 +150,20 @@ impl Kernel {
             servers: map(&object, "ud_servers")?,
             by_peer: map(&object, "ud_by_peer")?,
             pools: std::cell::RefCell::default(),
-            _links: links,
+            links,
             object,
         })
     }
 
     /// Connections to `service` come to `agent` from now on.
-    pub(crate) fn take_over(&self, service: SocketAddrV4, agent: SocketAddrV4) -> Result<(), KernelError> {
+    pub(crate) fn take_over(&self, service: SocketAddr, agent: SocketAddr) -> Result<(), KernelError> {
         let services = map(&self.object, "ud_services")?;
-        let (from, to) = (address(*service.ip(), service.port()), address(*agent.ip(), agent.port()));
-        bpf("ud_services", services.update(&from, &to, MapFlags::ANY))
+        bpf("ud_services", services.update(address(service).bytes(), address(agent).bytes(), MapFlags::ANY))
+    }
+
+    /// Connections to `service` go there from now on.
+    pub(crate) fn leave(&self, service: SocketAddr) -> Result<(), KernelError> {
+        bpf("ud_services", map(&self.object, "ud_services")?.delete(address(service).bytes()))
     }
 
     /// Another endpoint, with an empty pool: its number.
@@ -184,8 +209,8 @@ impl Kernel {
     }
 
     /// The cookie of the application's socket, by its address.
-    pub(crate) fn cookie_of(&self, peer: SocketAddrV4) -> Option<u64> {
-        let found = self.by_peer.lookup(&address(*peer.ip(), peer.port()), MapFlags::ANY).ok()??;
+    pub(crate) fn cookie_of(&self, peer: SocketAddr) -> Option<u64> {
+        let found = self.by_peer.lookup(address(peer).bytes(), MapFlags::ANY).ok()??;
         Plain::from(&found)
     }
 
@@ -206,10 +231,10 @@ impl Kernel {
     }
 
     /// The connection is gone.
-    pub(crate) fn forget_client(&self, client: u64, peer: SocketAddrV4) {
+    pub(crate) fn forget_client(&self, client: u64, peer: SocketAddr) {
         let _ = self.conns.delete(client.bytes());
         let _ = self.progresses.delete(client.bytes());
-        let _ = self.by_peer.delete(&address(*peer.ip(), peer.port()));
+        let _ = self.by_peer.delete(address(peer).bytes());
     }
 
     pub(crate) fn upstream(&self, cookie: u64) -> Option<ud_upstream> {
@@ -298,7 +323,7 @@ impl Program {
     }
 }
 
-fn program<'a>(object: &'a Object, name: &str) -> Result<libbpf_rs::ProgramMut<'a>, KernelError> {
+pub(crate) fn program<'a>(object: &'a Object, name: &str) -> Result<libbpf_rs::ProgramMut<'a>, KernelError> {
     let found = object.progs_mut().find(|program| program.name() == name);
     found.ok_or_else(|| KernelError::Missing(name.into()))
 }

@@ -8,8 +8,8 @@
 //!      └─ anything else ──> agent ──> Envoy
 //! ```
 //!
-//! Files in the order of the path of a request: `config`, `policies`, `kernel`, `client`, `exchange`, `upstream`,
-//! `message`, `answer`, `envoy`, `agent`, `status`.
+//! Files in the order of the path of a request: `config`, `policies`, `kernel`, `guard`, `client`, `exchange`, `upstream`,
+//! `message`, `answer`, `unread`, `envoy`, `agent`, `status`.
 
 mod agent;
 mod answer;
@@ -17,14 +17,16 @@ mod client;
 pub mod config;
 mod envoy;
 mod exchange;
+pub mod guard;
 mod kernel;
 mod message;
 mod policies;
 pub mod status;
+mod unread;
 mod upstream;
 
 pub use agent::{AgentError, run};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Fail};
 pub use envoy::EnvoyError;
 pub use kernel::KernelError;
 pub use policies::PolicyError;

@@ -92,18 +92,25 @@ pub(crate) fn request(bytes: &[u8]) -> Read<RequestHead> {
     };
     let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else { return Read::Odd };
     let Some(headers) = lines(&bytes[..len], parsed.headers) else { return Read::Odd };
-    let odd = ["transfer-encoding", "upgrade", "expect", "te", "trailer"];
+    let odd = ["upgrade", "te", "trailer"];
+    let expects = values(&headers, "expect").any(|value| !value.eq_ignore_ascii_case("100-continue"));
     let closes = values(&headers, "connection").any(|value| !value.eq_ignore_ascii_case("keep-alive"));
     if bytes.starts_with(b"\r\n")
         || method == "CONNECT"
         || closes
+        || expects
         || odd.iter().any(|name| values(&headers, name).next().is_some())
     {
         return Read::Odd;
     }
-    let Ok(length) = length(&headers) else { return Read::Odd };
+    let coding: Vec<_> = values(&headers, "transfer-encoding").collect();
+    let body = match (&coding[..], length(&headers)) {
+        ([], Ok(length)) => Body::Length(length.unwrap_or(0)),
+        ([one], Ok(None)) if one.eq_ignore_ascii_case("chunked") => Body::Chunked,
+        _ => return Read::Odd,
+    };
     let (method, target) = (method.to_owned(), target.to_owned());
-    Read::Head(RequestHead { len, method, target, headers, body: Body::Length(length.unwrap_or(0)) })
+    Read::Head(RequestHead { len, method, target, headers, body })
 }
 
 /// Reads the head of a response to a request; `no_body`: to a HEAD.
@@ -187,9 +194,28 @@ impl Follow {
                 *left -= taken as u64;
                 Some(taken)
             }
-            Self::Chunked(chunks) => chunks.take(bytes),
+            Self::Chunked(chunks) => chunks.walk(bytes, |_| {}),
             Self::UntilClose => Some(bytes.len()),
         }
+    }
+
+    /// As [`Self::take`], and adds them to `out` as they are sent on: chunks are written anew, without extensions and
+    /// trailers, as Envoy does it, so that there is one way to read them.
+    pub(crate) fn copy(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+        let Self::Chunked(chunks) = self else {
+            let taken = self.take(bytes)?;
+            out.extend_from_slice(&bytes[..taken]);
+            return Some(taken);
+        };
+        let taken = chunks.walk(bytes, |data| {
+            out.extend_from_slice(format!("{:x}\r\n", data.len()).as_bytes());
+            out.extend_from_slice(data);
+            out.extend_from_slice(b"\r\n");
+        })?;
+        if chunks.at == At::Done && taken > 0 {
+            out.extend_from_slice(b"0\r\n\r\n");
+        }
+        Some(taken)
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -199,6 +225,11 @@ impl Follow {
             Self::UntilClose => false,
         }
     }
+}
+
+/// RFC 9110 section 5.6.2.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// Where a chunked body is (RFC 9112 section 7.1).
@@ -218,6 +249,7 @@ enum At {
     DataReturn,
     DataEnd,
     Trailer,
+    TrailerName,
     TrailerLine,
     TrailerEnd,
     LastEnd,
@@ -225,11 +257,12 @@ enum At {
 }
 
 impl Chunks {
-    fn take(&mut self, bytes: &[u8]) -> Option<usize> {
+    fn walk(&mut self, bytes: &[u8], mut data: impl FnMut(&[u8])) -> Option<usize> {
         let mut taken = 0;
         while taken < bytes.len() && self.at != At::Done {
             if self.at == At::Data {
                 let here = (bytes.len() - taken).min(usize::try_from(self.size).unwrap_or(usize::MAX));
+                data(&bytes[taken..taken + here]);
                 taken += here;
                 self.size -= here as u64;
                 if self.size == 0 {
@@ -262,7 +295,9 @@ impl Chunks {
             (At::DataReturn, b'\r') => At::DataEnd,
             (At::DataEnd, b'\n') => At::Size,
             (At::Trailer, b'\r') => At::LastEnd,
-            (At::Trailer | At::TrailerLine, byte) if byte != b'\r' && byte != b'\n' => At::TrailerLine,
+            (At::Trailer | At::TrailerName, byte) if is_token(byte) => At::TrailerName,
+            (At::TrailerName, b':') => At::TrailerLine,
+            (At::TrailerLine, byte) if byte != b'\r' && byte != b'\n' => At::TrailerLine,
             (At::TrailerLine, b'\r') => At::TrailerEnd,
             (At::TrailerEnd, b'\n') => At::Trailer,
             (At::LastEnd, b'\n') => At::Done,
@@ -282,9 +317,11 @@ mod tests {
             "GET / HTTP/1.1\nhost: a\n\n",
             "POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\n",
             "POST / HTTP/1.1\r\ncontent-length: +1\r\n\r\n",
-            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
             "GET / HTTP/1.1\r\na: b\r\n c\r\n\r\n",
             "GET / HTTP/1.1\r\nconnection: close\r\n\r\n",
+            "GET / HTTP/1.1\r\nexpect: 200-ok\r\n\r\n",
             "GET / HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
             "CONNECT a:1 HTTP/1.1\r\n\r\n",
             "\r\nGET / HTTP/1.1\r\n\r\n",
@@ -333,6 +370,20 @@ mod tests {
         assert_eq!(Follow::new(Body::Chunked).take(b"x\r\n"), None);
         assert_eq!(Follow::new(Body::Chunked).take(b"5\nhello"), None);
         assert_eq!(Follow::new(Body::Chunked).take(b"fffffffffffffffff\r\n"), None);
+    }
+
+    #[test]
+    fn chunks_are_written_anew() {
+        let text = b"5;a=b\r\nhello\r\n0a\r\n0123456789\r\n0\r\nx: y\r\n\r\nnext";
+        let (mut follow, mut out) = (Follow::new(Body::Chunked), Vec::new());
+        let taken = follow.copy(text, &mut out).expect("valid");
+        assert_eq!((&text[taken..], follow.is_done()), (&b"next"[..], true));
+        assert_eq!(out, b"5\r\nhello\r\na\r\n0123456789\r\n0\r\n\r\n");
+        let (mut follow, mut out) = (Follow::new(Body::Chunked), Vec::new());
+        for piece in text[..text.len() - 4].chunks(1) {
+            assert_eq!(follow.copy(piece, &mut out), Some(1));
+        }
+        assert!(out.ends_with(b"1\r\n9\r\n0\r\n\r\n") && follow.is_done());
     }
 
     #[test]

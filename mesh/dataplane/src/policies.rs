@@ -1,7 +1,7 @@
 //! One set of policies in force: what was read, the program made of it, and what its numbers mean.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 
 use underdeck_mesh_compiler::abi::{self, ud_cluster};
 use underdeck_mesh_compiler::{Cache, FitError, Fitted, Node, Object, Program, fit};
@@ -58,18 +58,14 @@ impl Policies {
     }
 
     /// The endpoints of a cluster; empty: its requests are Envoy's.
-    pub(crate) fn endpoints(&self, name: &str, known: &BTreeMap<String, Vec<SocketAddr>>) -> Vec<SocketAddrV4> {
-        let v4 = |address: &SocketAddr| match address {
-            SocketAddr::V4(address) => Some(*address),
-            SocketAddr::V6(_) => None,
-        };
+    pub(crate) fn endpoints(&self, name: &str, known: &BTreeMap<String, Vec<SocketAddr>>) -> Vec<SocketAddr> {
         if let Some(addresses) = known.get(name) {
-            return addresses.iter().map(v4).collect::<Option<_>>().unwrap_or_default();
+            return addresses.clone();
         }
         let Some(cluster) = self.policy.cluster(name) else { return Vec::new() };
         let address = |endpoint: &underdeck_mesh_policy::form::Endpoint| {
             let port = endpoint.port.or(cluster.port).unwrap_or(80);
-            (endpoint.weight == 1).then(|| Some(SocketAddrV4::new(endpoint.address.parse().ok()?, port)))?
+            (endpoint.weight == 1).then(|| Some(SocketAddr::new(endpoint.address.parse().ok()?, port)))?
         };
         cluster.endpoints.iter().map(address).collect::<Option<_>>().unwrap_or_default()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -12,6 +12,7 @@ use tokio::net::UnixStream;
 use underdeck_mesh_compiler::abi;
 
 use crate::agent::Agent;
+use crate::config::Fail;
 
 /// Names of the reasons of `abi/underdeck_mesh.h`, by their numbers.
 pub const REASONS: [&str; abi::UD_REASONS as usize] =
@@ -26,6 +27,8 @@ pub struct Status {
     pub generation: u32,
     /// The last thing that went wrong, such as policies that did not come into force.
     pub trouble: Option<String>,
+    /// What becomes of new connections when no agent runs.
+    pub fail: Fail,
     /// Connections of applications.
     pub connections: u64,
     /// Requests by path.
@@ -79,7 +82,7 @@ pub struct Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upstream {
     /// Its address.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Connections, idle or not.
     pub connections: usize,
 }
@@ -137,6 +140,7 @@ fn of(agent: &Agent) -> Status {
         schema: 1,
         generation: current.number,
         trouble: agent.trouble.borrow().clone(),
+        fail: agent.config().fail,
         connections: agent.clients.borrow().len() as u64,
         requests: Requests {
             kernel: counters.kernel,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const ACCEPT: Duration = Duration::from_secs(5);
 
 /// One server.
 struct Endpoint {
-    address: SocketAddrV4,
+    address: SocketAddr,
     connections: usize,
 }
 
@@ -39,13 +39,13 @@ struct Endpoint {
 #[derive(Default)]
 pub(crate) struct Upstreams {
     endpoints: RefCell<Vec<Endpoint>>,
-    numbers: RefCell<HashMap<SocketAddrV4, u32>>,
+    numbers: RefCell<HashMap<SocketAddr, u32>>,
     tasks: RefCell<HashMap<u64, AbortHandle>>,
 }
 
 impl Upstreams {
     /// The number of an address, which is the same for as long as the agent runs.
-    pub(crate) fn number(&self, address: SocketAddrV4, make: impl FnOnce() -> Option<u32>) -> Option<u32> {
+    pub(crate) fn number(&self, address: SocketAddr, make: impl FnOnce() -> Option<u32>) -> Option<u32> {
         if let Some(number) = self.numbers.borrow().get(&address) {
             return Some(*number);
         }
@@ -56,7 +56,7 @@ impl Upstreams {
     }
 
     /// Connections by address.
-    pub(crate) fn counts(&self) -> Vec<(SocketAddrV4, usize)> {
+    pub(crate) fn counts(&self) -> Vec<(SocketAddr, usize)> {
         self.endpoints.borrow().iter().map(|endpoint| (endpoint.address, endpoint.connections)).collect()
     }
 
@@ -72,7 +72,7 @@ impl Upstreams {
     /// A connection that the agent has used and the kernel may use from now on.
     pub(crate) fn give(&self, agent: &Rc<Agent>, endpoint: u32, link: Link) {
         if let Some(endpoint) = self.endpoints.borrow_mut().get_mut(endpoint as usize) {
-            if endpoint.connections >= agent.config.pool.max {
+            if endpoint.connections >= agent.config().pool.max {
                 return;
             }
             endpoint.connections += 1;
@@ -98,7 +98,7 @@ impl Upstreams {
     pub(crate) async fn fill(&self, agent: &Rc<Agent>, endpoint: u32) {
         loop {
             let has = self.endpoints.borrow().get(endpoint as usize).map_or(usize::MAX, |of| of.connections);
-            if has >= agent.config.pool.min {
+            if has >= agent.config().pool.min {
                 return;
             }
             let Some(link) = self.connect(endpoint).await else { return };
@@ -198,7 +198,7 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
         // The client must see the end of its connection.
         Ok(Moved::UntilClose) => client.finish(),
         Err(Broken::BeforeHead) => lost(agent, entry).await,
-        Err(Broken::InBody | Broken::Client) => client.reset(),
+        Err(Broken::InBody | Broken::Client | Broken::Request) => client.reset(),
     }
     false
 }

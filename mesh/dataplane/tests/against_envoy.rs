@@ -14,14 +14,14 @@ mod support;
 mod upstream;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use client::{Client, Response};
 use generate::Generator;
-use support::{Agent, Setup, inside};
+use support::{Agent, Setup, has_ipv6, inside};
 use underdeck_lab::ports::Port;
 use underdeck_lab::process::Process;
 use underdeck_lab::tools::Tool;
@@ -110,23 +110,18 @@ fn compare(test: &str, file: &str, listener: &str, service: &str) {
 fn run(test: &str, group: &Path, file: &str, listener: &str, service: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policy/tests/policies").join(file);
     let policy = read(&load(std::slice::from_ref(&path)).expect("a fixture")).policy;
-    let service: SocketAddrV4 = service.parse().expect("an address");
-    let upstreams = Upstreams::start(policy.clusters.iter().map(|cluster| cluster.name.clone()));
-    let endpoints: Vec<_> = upstreams
-        .addresses()
-        .iter()
-        .map(|(name, addresses)| match addresses[0] {
-            SocketAddr::V4(address) => (name.as_str(), address),
-            SocketAddr::V6(_) => panic!("IPv4"),
-        })
-        .collect();
+    let service: SocketAddr = service.parse().expect("an address");
+    let of_endpoints = if service.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+    let upstreams = Upstreams::start(of_endpoints, policy.clusters.iter().map(|cluster| cluster.name.clone()));
+    let endpoints: Vec<_> =
+        upstreams.addresses().iter().map(|(name, addresses)| (name.as_str(), addresses[0])).collect();
     let sender = Sender {
         identity: Some(Identity(IDENTITY.into())),
         labels: Some(BTreeMap::new()),
         address: "192.0.2.1".parse().expect("an address"),
     };
     let port = Port::free().expect("a port");
-    let destination = (IpAddr::V4(*service.ip()), service.port());
+    let destination = (service.ip(), service.port());
     let bind = Bind { listener: listener.into(), address: port.addr(), sender, destination };
     let place = tempfile::tempdir().expect("a folder");
     let envoy = envoy(&policy, &bind, &upstreams, place.path());
@@ -143,7 +138,7 @@ fn run(test: &str, group: &Path, file: &str, listener: &str, service: &str) {
     let of_listener = policy.listener(listener).expect("a listener");
     let seed = number("UNDERDECK_TEST_SEED", u64::from(std::process::id()) * 7919);
     let mut generator = Generator::new(of_listener, &policy, seed);
-    let (mut theirs, mut ours) = (Client::new(bind.address), Client::new(service.into()));
+    let (mut theirs, mut ours) = (Client::new(bind.address), Client::new(service));
     let (mut differences, mut ends) = (Vec::new(), BTreeMap::<String, u64>::new());
     let requests = number("UNDERDECK_TEST_REQUESTS", 1000);
     for _ in 0..requests {
@@ -185,6 +180,20 @@ fn possible<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> BTreeSet<String>
 #[test]
 fn routes_of_istio() {
     compare("routes_of_istio", "istio-routes.yaml", "mesh", "127.84.0.1:8080");
+}
+
+#[test]
+fn routes_over_ipv6() {
+    if has_ipv6() {
+        compare("routes_over_ipv6", "istio-routes.yaml", "mesh", "[::1]:8080");
+    }
+}
+
+#[test]
+fn access_over_ipv6() {
+    if has_ipv6() {
+        compare("access_over_ipv6", "istio-access.yaml", "mesh", "[::1]:80");
+    }
 }
 
 #[test]

@@ -2,67 +2,27 @@
 
 mod support;
 
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use support::backend::pattern;
 use support::client::Client;
+use support::nginx::Nginx;
 use support::{Agent, inside, start_at};
-use underdeck_lab::ports::Port;
-use underdeck_lab::process::Process;
 use underdeck_lab::tools::Tool;
 use underdeck_lab::wait;
 
-/// Few requests on each connection, so that nginx often closes one after a response.
-const REQUESTS_PER_CONNECTION: u32 = 7;
-
-struct Nginx {
-    process: Process,
-    address: SocketAddrV4,
-    _port: Port,
-    _place: tempfile::TempDir,
-}
-
-fn nginx() -> Nginx {
-    let place = tempfile::tempdir().expect("a folder");
-    let port = Port::free().expect("a port");
-    let folder = place.path().display();
-    for size in [1000usize, 50_000, 3_000_000] {
-        std::fs::write(place.path().join(format!("{size}")), pattern(size)).expect("ours");
-    }
-    let address = port.addr();
-    let config = format!(
-        "daemon off; master_process off; user root; pid {folder}/pid; error_log {folder}/error;\n\
-         events {{ worker_connections 1024; }}\n\
-         http {{ access_log off; client_body_temp_path {folder}/body; client_max_body_size 64m;\n\
-         proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;\n\
-         keepalive_requests {REQUESTS_PER_CONNECTION};\n\
-         server {{ listen {address}; root {folder}; location /say {{ return 200 \"$request_method $request_uri\"; }}\n\
-         location /up {{ client_body_buffer_size 64m; proxy_pass http://{address}/say; }} }} }}\n"
-    );
-    std::fs::write(place.path().join("nginx.conf"), config).expect("ours");
-    let mut command = Command::new(Tool::Nginx.path().unwrap_or_else(|error| panic!("{error}: run lab/setup.sh")));
-    command.arg("-p").arg(place.path()).arg("-c").arg(place.path().join("nginx.conf"));
-    command.arg("-e").arg(place.path().join("error"));
-    let mut process = Process::spawn("nginx", place.path(), command).expect("nginx starts");
-    wait::until("nginx listens", Duration::from_secs(20), || {
-        assert!(process.exited().is_none(), "nginx ended:\n{}", process.stderr_tail());
-        TcpStream::connect(address).ok()
-    })
-    .expect("nginx listens");
-    let std::net::SocketAddr::V4(address) = address else { panic!("IPv4") };
-    Nginx { process, address, _port: port, _place: place }
-}
-
-fn start(name: &str, group: &Path, service: &str) -> (Nginx, Agent, SocketAddrV4) {
-    let nginx = nginx();
+fn start(name: &str, group: &Path, service: &str) -> (Nginx, Agent, SocketAddr) {
+    let nginx = Nginx::of_files();
     let (agent, service) = start_at(name, group, service, nginx.address);
     (nginx, agent, service)
 }
 
-fn curl(service: SocketAddrV4, arguments: &[&str]) -> String {
+fn curl(service: SocketAddr, arguments: &[&str]) -> String {
     let mut command = Command::new(Tool::Curl.path().expect("curl"));
     command.args(["-sS", "--max-time", "20", "-H", "Host: shop.test"]);
     let arguments: Vec<_> = arguments.iter().map(|text| text.replace("SERVICE", &service.to_string())).collect();
@@ -132,6 +92,65 @@ for turn in range(100):
         assert!(done.status.success(), "{}\n{:#?}", String::from_utf8_lossy(&done.stderr), agent.status());
         let status = agent.status();
         assert!(status.requests.kernel >= 80 && status.requests.envoy == 0, "{status:#?}");
+        agent.stop();
+        nginx.process.stop().expect("nginx ends");
+    });
+}
+
+#[test]
+fn an_endpoint_that_is_restarted_under_load() {
+    let name = "an_endpoint_that_is_restarted_under_load";
+    inside(name, |group| {
+        let (mut nginx, agent, service) = start(name, group, "127.85.0.4:80");
+        let (stop, whole) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads: Vec<_> = (0..8usize)
+            .map(|thread| {
+                let (stop, whole) = (stop.clone(), whole.clone());
+                let size = [1000, 50_000, 3_000_000, 1000][thread % 4];
+                std::thread::spawn(move || {
+                    let (mut client, mut unavailable) = (Client::connect(service), 0u64);
+                    while !stop.load(Ordering::Relaxed) {
+                        client.send(format!("GET /{size} HTTP/1.1\r\nHost: shop.test\r\n\r\n").as_bytes());
+                        match client.receive(false) {
+                            Some(response) if response.status == 503 => unavailable += 1,
+                            Some(response) => {
+                                assert_eq!((response.status, response.matches(size)), (200, Ok(())));
+                                whole.fetch_add(1, Ordering::Relaxed);
+                            }
+                            // In the middle of a response.
+                            None => {
+                                assert!(!client.has_waited(), "neither an answer nor an end");
+                                client = Client::connect(service);
+                            }
+                        }
+                    }
+                    unavailable
+                })
+            })
+            .collect();
+        let more = |count: u64| {
+            let before = whole.load(Ordering::Relaxed);
+            let more = wait::until("requests are answered", Duration::from_secs(60), || {
+                (whole.load(Ordering::Relaxed) > before + count).then_some(())
+            });
+            more.expect("requests are answered");
+        };
+        for _ in 0..3 {
+            more(200);
+            nginx = nginx.restart();
+        }
+        more(500);
+        stop.store(true, Ordering::Relaxed);
+        let unavailable: u64 = threads.into_iter().map(|thread| thread.join().expect("all was right")).sum();
+        // The kernel has connections again.
+        let before = agent.status().requests.kernel;
+        let mut client = Client::connect(service);
+        agent.until("the pool is full again", |status| status.upstreams[0].connections >= 8);
+        for _ in 0..20 {
+            assert_eq!(client.get("/1000").matches(1000), Ok(()));
+        }
+        let status = agent.status();
+        assert!(status.requests.kernel > before && unavailable > 0, "{unavailable} {status:#?}");
         agent.stop();
         nginx.process.stop().expect("nginx ends");
     });

@@ -6,12 +6,13 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::backend::pattern;
 use support::client::Client;
 use support::{inside, start};
 use underdeck_lab::wait;
+use underdeck_mesh_dataplane::status::Status;
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: shop.test\r\n\r\n")
@@ -100,6 +101,65 @@ fn responses_without_a_body_and_until_the_end_of_the_connection() {
 }
 
 #[test]
+fn who_expects_100_continue_gets_it_and_keeps_the_connection() {
+    inside("who_expects_100_continue_gets_it_and_keeps_the_connection", |group| {
+        let name = "who_expects_100_continue_gets_it_and_keeps_the_connection";
+        let (_backend, agent, service) = start(name, group, "127.82.0.11:80");
+        let mut client = Client::connect(service);
+        for turn in 1..=10u64 {
+            let size = [5, 70_000][usize::try_from(turn % 2).expect("small")];
+            let lines = format!("Host: shop.test\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n");
+            client.send(format!("POST /up HTTP/1.1\r\n{lines}\r\n").as_bytes());
+            let interim = client.receive(true).expect("a word before the body");
+            assert_eq!(interim.status, 100);
+            client.send(&pattern(size));
+            let text = client.receive(false).expect("an answer").text();
+            assert!(text.ends_with(&format!("body {size} 1")), "{text}");
+            // The connection is not Envoy's for ever.
+            assert_eq!(client.get("/hello").text(), "GET /hello HTTP/1.1|Host: shop.test|body 0 1");
+            assert_eq!(agent.status().requests.kernel, turn);
+        }
+        agent.stop();
+    });
+}
+
+#[test]
+fn chunked_requests_are_decided_in_the_kernel_and_streamed() {
+    inside("chunked_requests_are_decided_in_the_kernel_and_streamed", |group| {
+        let name = "chunked_requests_are_decided_in_the_kernel_and_streamed";
+        let (_backend, agent, service) = start(name, group, "127.82.0.12:80");
+        let mut client = Client::connect(service);
+        let head =
+            |path: &str| format!("POST {path} HTTP/1.1\r\nHost: shop.test\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for size in [0, 1, 5000, 65_536, 1_000_000] {
+            for path in ["/up", "/edited/up", "/forbidden", "/envoy"] {
+                client.send(head(path).as_bytes());
+                for piece in pattern(size).chunks(7001) {
+                    client.send(format!("{:x};ext=1\r\n", piece.len()).as_bytes());
+                    client.send(piece);
+                    client.send(b"\r\n");
+                }
+                client.send(b"0\r\nx-trailer: 1\r\n\r\n");
+                let response = client.receive(false).unwrap_or_else(|| panic!("no answer to {path}"));
+                if path == "/forbidden" {
+                    assert_eq!(response.status, 403);
+                } else {
+                    assert!(response.text().ends_with(&format!("body {size} 1")), "{path}: {}", response.text());
+                }
+                assert_eq!(client.get("/size/100").matches(100), Ok(()), "the next one is in the kernel again");
+            }
+        }
+        let requests = agent.status().requests;
+        assert_eq!(
+            [requests.kernel, requests.agent, requests.answered, requests.envoy],
+            [20, 10, 5, 5],
+            "{requests:?}"
+        );
+        agent.stop();
+    });
+}
+
+#[test]
 fn a_half_closed_connection_gets_its_answer() {
     inside("a_half_closed_connection_gets_its_answer", |group| {
         let (backend, agent, service) = start("a_half_closed_connection_gets_its_answer", group, "127.82.0.4:80");
@@ -120,6 +180,48 @@ fn a_half_closed_connection_gets_its_answer() {
         agent.until("the request is on its way", |status| status.requests.kernel == 10);
         backend.let_go();
         assert_eq!(client.receive(false).expect("an answer").matches(500), Ok(()));
+        agent.until("no connection is left", |status| status.connections == 0);
+        agent.stop();
+    });
+}
+
+#[test]
+fn a_half_closed_connection_that_is_read_late_loses_nothing() {
+    let name = "a_half_closed_connection_that_is_read_late_loses_nothing";
+    inside(name, |group| {
+        let (_backend, agent, service) = start(name, group, "127.82.0.13:80");
+        // How often, and how much: also more than a receive buffer holds.
+        let sizes = [(1, 60_000), (1, 100), (3, 65_000), (1, 900_000), (20, 60_000)];
+        let clients: Vec<_> = sizes
+            .iter()
+            .map(|(times, size)| {
+                let mut client = Client::connect(service);
+                for _ in 0..*times {
+                    let before = agent.status();
+                    client.send(get(&format!("/size/{size}")).as_bytes());
+                    agent.until("it is answered", |now| {
+                        let done = |status: &Status| status.responses.kernel + status.requests.envoy;
+                        *size > 65_536 || done(now) > done(&before)
+                    });
+                }
+                client.stream.get_ref().0.shutdown(Shutdown::Write).expect("open");
+                client
+            })
+            .collect();
+        // Another connection lives and dies after the time that the agent once gave the others.
+        let start = Instant::now();
+        let mut other = Client::connect(service);
+        while start.elapsed() < Duration::from_millis(1500) {
+            assert_eq!(other.get("/size/10").matches(10), Ok(()));
+        }
+        for (mut client, (times, size)) in clients.into_iter().zip(sizes) {
+            for turn in 0..times {
+                let response = client.receive(false).unwrap_or_else(|| panic!("no answer {turn} of {size}"));
+                assert_eq!(response.matches(size), Ok(()), "{size}");
+            }
+            assert!(client.has_ended(), "{size}");
+        }
+        drop(other);
         agent.until("no connection is left", |status| status.connections == 0);
         agent.stop();
     });

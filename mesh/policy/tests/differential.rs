@@ -13,7 +13,7 @@ mod generate;
 mod upstream;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -69,7 +69,8 @@ fn setup(file: &str, listener: &str, port: u16) -> Setup {
     let reading = read(&load(&[path]).expect("a fixture"));
     assert!(reading.errors.is_empty(), "{:?}", reading.errors);
     let policy = reading.policy;
-    let upstreams = Upstreams::start(policy.clusters.iter().map(|cluster| cluster.name.clone()));
+    let upstreams =
+        Upstreams::start(Ipv4Addr::LOCALHOST.into(), policy.clusters.iter().map(|cluster| cluster.name.clone()));
     let mut ports = Vec::new();
     let mut binds = Vec::new();
     for (identity, address) in senders() {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use underdeck_mesh_compiler::{
     Cache, FitError, Node, Object, Program, Timing, build, fit, generate, include_files, samples, time,
+    verified_instructions,
 };
 use underdeck_mesh_policy::evaluate::{Identity, Sender};
 use underdeck_mesh_policy::form::{Listener, Policy};
@@ -135,7 +136,7 @@ fn make(
         FitError::Build(source) => of_build(source),
         FitError::Load(source) => of_load(source),
     })?;
-    let verified_instructions = fitted.trial.verified_instructions().map_err(of_load)?;
+    let verified_instructions = verified_instructions(&fitted.object.bytes).map_err(of_load)?;
     let decision = time(&mut fitted.trial, &samples(listener)).map_err(of_load)?;
     Ok((fitted.program, fitted.object, Some(Stats { verified_instructions, decision })))
 }

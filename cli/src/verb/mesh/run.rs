@@ -1,5 +1,6 @@
 //! `underdeck mesh run --config FILE`: the node agent.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use underdeck_mesh_dataplane::run as serve;
@@ -12,7 +13,7 @@ use crate::exit::{Exit, Failure};
 ///
 /// Requests that the kernel decides go straight to their endpoints; Envoy, which is run as a child, gets the rest. The
 /// policies are read again on SIGHUP and when their files change; what cannot come into force leaves the old ones.
-/// SIGTERM ends it; nothing stays in the kernel, however it ends. Needs root, clang-19 and Envoy.
+/// SIGTERM ends it. However it ends, nothing stays in the kernel, unless `fail: closed` asks for it. Needs root, clang-19 and Envoy.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to take over, and where the policies are; docs/mesh-run.md says what stands in it
@@ -22,7 +23,10 @@ pub struct Args {
 
 /// Runs until SIGTERM.
 pub(super) fn run(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
-    let ready = |address| env.say(&format!("connections are taken over, and come to {address}"));
+    let ready = |addresses: &[SocketAddr]| {
+        let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        env.say(&format!("connections are taken over, and come to {}", all.join(" and ")));
+    };
     serve(&args.config, ready).map_err(MeshError::from)?;
     Ok(Exit::Ok)
 }

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use underdeck_mesh_dataplane::Fail;
 use underdeck_mesh_dataplane::config::SOCKET;
-use underdeck_mesh_dataplane::status::{Status, ask};
+use underdeck_mesh_dataplane::guard::{self, Found};
+use underdeck_mesh_dataplane::status::{Status, StatusError, ask};
 
 use super::MeshError;
 use crate::env::Env;
@@ -32,7 +34,10 @@ fn print_json(status: &Status, env: &mut Env<'_>) -> Result<Exit, Failure> {
 
 /// Prints what is in force and which ways requests go.
 pub(super) fn status(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
-    let status = asked(args)?;
+    let status = match ask(&args.socket) {
+        Ok(status) => status,
+        Err(error) => return without_agent(args, error, env),
+    };
     if args.json {
         return print_json(&status, env);
     }
@@ -40,6 +45,11 @@ pub(super) fn status(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
     let all = requests.kernel + requests.agent + requests.answered + requests.envoy;
     let share = |count: u64| if all == 0 { 0.0 } else { 100.0 * count as f64 / all as f64 };
     writeln!(env.out, "policies     {} in force, {} connections", status.generation, status.connections)?;
+    let fail = match status.fail {
+        Fail::Open => "open: without the agent, connections go past the policies",
+        Fail::Closed => "closed: without the agent, connections are refused",
+    };
+    writeln!(env.out, "fails        {fail}")?;
     let paths = [
         ("kernel", requests.kernel, "decided and sent on by the kernel"),
         ("agent", requests.agent, "decided by the kernel, sent on by the agent"),
@@ -62,6 +72,27 @@ pub(super) fn status(args: &Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
         return Ok(Exit::Bad);
     }
     Ok(Exit::Ok)
+}
+
+/// What refuses connections because the agent is gone.
+fn without_agent(args: &Args, error: StatusError, env: &mut Env<'_>) -> Result<Exit, Failure> {
+    // Without root nobody can know.
+    let mut left = guard::find().unwrap_or_default();
+    left.retain(|guard| !guard.is_served);
+    if left.is_empty() {
+        return Err(MeshError::from(error).into());
+    }
+    env.say(&error.to_string());
+    if args.json {
+        writeln!(env.out, "{}", serde_json::json!({"schema": 1, "refused": left}))?;
+        return Ok(Exit::Bad);
+    }
+    for Found { cgroup, services, .. } in &left {
+        let services: Vec<_> = services.iter().map(ToString::to_string).collect();
+        writeln!(env.out, "refused      {} to {}", cgroup.display(), services.join(", "))?;
+    }
+    env.say("`underdeck mesh run` takes them over, `underdeck mesh release` lets them through");
+    Ok(Exit::Bad)
 }
 
 /// Prints requests by rule.

@@ -2,15 +2,18 @@
 //!
 //! The path says what it does: `/size/N` answers with N bytes, `/chunked/N` the same in chunks, `/close/N` until the
 //! end of the connection, `/bye/N` with `connection: close`, `/gone` closes without an answer, `/cut` in the middle
-//! of one, `/wait` answers after [`Backend::let_go`].
+//! of one, `/wait` answers after [`Backend::let_go`], `/half/N` answers until the end of the connection, the second half
+//! after that.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// One server. Its threads end with the process.
 pub struct Backend {
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
+    connections: Arc<AtomicU64>,
     gate: Arc<(Mutex<bool>, Condvar)>,
 }
 
@@ -21,17 +24,28 @@ pub fn pattern(size: usize) -> Vec<u8> {
 
 impl Backend {
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let SocketAddr::V4(address) = listener.local_addr().expect("bound") else { panic!("IPv4") };
+        Self::start_at("127.0.0.1:0")
+    }
+
+    pub fn start_at(address: &str) -> Self {
+        let listener = TcpListener::bind(address).expect("a port");
+        let address = listener.local_addr().expect("bound");
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
-        let shared = gate.clone();
+        let (shared, connections) = (gate.clone(), Arc::new(AtomicU64::new(0)));
+        let counted = connections.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let gate = shared.clone();
+                counted.fetch_add(1, Ordering::Relaxed);
                 std::thread::spawn(move || serve(stream, &gate));
             }
         });
-        Self { address, gate }
+        Self { address, connections, gate }
+    }
+
+    /// How many there were.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// `/wait` is answered from now on.
@@ -81,6 +95,12 @@ fn serve(stream: TcpStream, gate: &(Mutex<bool>, Condvar)) -> Option<()> {
             Some(size) => pattern(size),
             None => format!("{text}|body {} {}", body.len(), u8::from(body == pattern(body.len()))).into_bytes(),
         };
+        if what == "half" {
+            let (first, second) = payload.split_at(payload.len() / 2);
+            respond(&mut output, "close", &method, first)?;
+            drop(gate.1.wait_while(gate.0.lock().ok()?, |open| !*open).ok()?);
+            return output.write_all(second).ok();
+        }
         respond(&mut output, what, &method, &payload)?;
         if matches!(what, "close" | "bye" | "cut") {
             return None;

@@ -1,7 +1,7 @@
 //! A client that sends exactly the bytes it is told to.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::backend::pattern;
@@ -36,8 +36,8 @@ impl Response {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A socket in a sockmap that is woken for another reason than bytes (its FIN was acknowledged) answers EAGAIN to a
-/// blocking read: Linux 6.18 waits once.
-pub struct Patient(pub TcpStream);
+/// blocking read: Linux 6.18 waits once. The second field: nothing came for too long.
+pub struct Patient(pub TcpStream, pub bool);
 
 impl Read for Patient {
     fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
@@ -45,7 +45,10 @@ impl Read for Patient {
         loop {
             match self.0.read(to) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {}
-                other => return other,
+                other => {
+                    self.1 |= other.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+                    return other;
+                }
             }
         }
     }
@@ -57,15 +60,22 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn connect(service: SocketAddrV4) -> Self {
-        let stream = TcpStream::connect(service).expect("the connection is taken over");
+    pub fn connect(service: SocketAddr) -> Self {
+        Self::of(TcpStream::connect(service).expect("the connection is taken over"))
+    }
+
+    pub fn of(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
-        Self { stream: BufReader::new(Patient(stream)) }
+        Self { stream: BufReader::new(Patient(stream, false)) }
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.get_mut().0.write_all(bytes).expect("it takes the bytes");
+        self.try_send(bytes).expect("it takes the bytes");
+    }
+
+    pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.get_mut().0.write_all(bytes)
     }
 
     pub fn get(&mut self, path: &str) -> Response {
@@ -122,9 +132,15 @@ impl Client {
         line.ends_with("\r\n").then(|| line.trim_end().to_owned())
     }
 
+    /// Whether it waited in vain.
+    pub fn has_waited(&self) -> bool {
+        self.stream.get_ref().1
+    }
+
     /// True: the connection has ended, in order or by a reset, and nothing more came.
     pub fn has_ended(&mut self) -> bool {
         let mut rest = Vec::new();
-        matches!(self.stream.read_to_end(&mut rest), Ok(0)) || rest.is_empty()
+        let ended = self.stream.read_to_end(&mut rest);
+        rest.is_empty() && (ended.is_ok() || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset))
     }
 }

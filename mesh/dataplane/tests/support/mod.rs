@@ -6,8 +6,9 @@
 
 pub mod backend;
 pub mod client;
+pub mod nginx;
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -29,6 +30,17 @@ fn root() -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/mounts").expect("Linux");
     let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
     PathBuf::from(mount.expect("control groups of version 2 are mounted")[1])
+}
+
+/// Whether this machine has IPv6. One that has it and cannot use it fails.
+pub fn has_ipv6() -> bool {
+    let has = std::fs::read_to_string("/proc/net/if_inet6").is_ok_and(|text| !text.trim().is_empty());
+    if has {
+        std::net::TcpListener::bind("[::1]:0").expect("IPv6 is there");
+    } else {
+        eprintln!("SKIPPED: no interface has an IPv6 address");
+    }
+    has
 }
 
 struct Group(PathBuf);
@@ -89,8 +101,8 @@ pub struct Setup<'a> {
     pub name: &'a str,
     pub group: &'a Path,
     pub policies: &'a str,
-    pub services: &'a [SocketAddrV4],
-    pub endpoints: &'a [(&'a str, SocketAddrV4)],
+    pub services: &'a [SocketAddr],
+    pub endpoints: &'a [(&'a str, SocketAddr)],
     pub more: &'a str,
 }
 
@@ -201,8 +213,8 @@ fn spawn(name: &str, config: &Path) -> Child {
 }
 
 /// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint.
-pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddrV4) -> (Agent, SocketAddrV4) {
-    let service: SocketAddrV4 = service.parse().expect("an address");
+pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddr) -> (Agent, SocketAddr) {
+    let service: SocketAddr = service.parse().expect("an address");
     let agent = Agent::start(&Setup {
         name,
         group,
@@ -215,7 +227,7 @@ pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddrV4)
 }
 
 /// The same with a backend of its own.
-pub fn start(name: &str, group: &Path, service: &str) -> (backend::Backend, Agent, SocketAddrV4) {
+pub fn start(name: &str, group: &Path, service: &str) -> (backend::Backend, Agent, SocketAddr) {
     let backend = backend::Backend::start();
     let (agent, service) = start_at(name, group, service, backend.address);
     (backend, agent, service)

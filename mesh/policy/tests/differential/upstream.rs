@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
 /// One server for each cluster. The threads end with the process.
 pub struct Upstreams {
@@ -10,10 +10,10 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    pub fn start(clusters: impl Iterator<Item = String>) -> Self {
+    pub fn start(address: IpAddr, clusters: impl Iterator<Item = String>) -> Self {
         let mut addresses = BTreeMap::new();
         for cluster in clusters {
-            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+            let listener = TcpListener::bind((address, 0)).expect("a port");
             addresses.insert(cluster.clone(), vec![listener.local_addr().expect("bound")]);
             std::thread::spawn(move || {
                 for stream in listener.incoming().map_while(Result::ok) {
