@@ -114,6 +114,7 @@ impl Bench {
             warmup: WARMUP,
             window,
             place: self.client.clone(),
+            spin: false,
         };
         Run::of(self.side(side), &load, &self.source)
     }

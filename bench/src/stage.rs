@@ -94,6 +94,7 @@ impl Stage {
             warmup: std::time::Duration::ZERO,
             window: std::time::Duration::ZERO,
             place: self.client.clone(),
+            spin: false,
         })
     }
 

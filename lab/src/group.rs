@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::error::While;
 use crate::process::signal_pid;
-use crate::{LabError, wait};
+use crate::{LabError, proc, wait};
 
 /// For processes that were killed to be gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -33,12 +33,26 @@ fn root() -> Result<PathBuf, LabError> {
     mount.map(PathBuf::from).doing(|| "find control groups".to_owned())
 }
 
+/// A run that was killed could not remove its groups, but what ran in them has ended with it.
+fn remove_stale(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().and_then(|name| name.strip_prefix("ud-")?.rsplit('-').nth(1)?.parse().ok());
+        if ours.is_some_and(|pid: u32| !proc::alive(pid)) {
+            // Only if it is empty.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 impl Group {
     /// Makes one. The name holds this process's number, so that several runs do not collide.
     pub fn new(name: &str) -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = root()?.join(format!("ud-{name}-{}-{number}", std::process::id()));
+        let root = root()?;
+        remove_stale(&root);
+        let path = root.join(format!("ud-{name}-{}-{number}", std::process::id()));
         fs::create_dir(&path).doing(|| format!("make the control group {}", path.display()))?;
         Ok(Self { path })
     }

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! All planes run at the same time and are asked in turns, so that what else the machine does hits all of them. Policies are those of
-//! `bench/policies`, for all. `demo-mesh [--quick] [--smoke] [--json FILE]`. Exit code 0: every byte was right; 1: not so;
+//! `bench/policies`, for all. `demo-mesh [--quick | --smoke] [--plane NAME]… [--json FILE]`. Exit code 0: every byte was right; 1: not so;
 //! 4: root or a tool is missing; 70: something else failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use underdeck_bench::mesh::awake::Awake;
 use underdeck_bench::mesh::drive::{Drive, Driven, What};
 use underdeck_bench::mesh::figures::{Gains, Hop, Plane as Figures, Report, Slice, Spread, Step};
 use underdeck_bench::mesh::plane::{Kind, Plane};
@@ -28,6 +29,8 @@ const CONNECTIONS: usize = 32;
 const SHARES: [f64; 3] = [0.2, 0.5, 0.8];
 /// Of what Underdeck can do at most, where sidecars could not follow.
 const BEYOND: [f64; 2] = [0.5, 0.8];
+
+const USAGE: &str = "usage: demo-mesh [--quick | --smoke] [--plane NAME]… [--json FILE]";
 
 struct Options {
     rounds: usize,
@@ -47,6 +50,7 @@ fn options() -> Result<Options, String> {
         kinds: Kind::ALL.to_vec(),
         json: tools::root().join("target/demo-mesh.json"),
     };
+    let mut planes = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -55,11 +59,19 @@ fn options() -> Result<Options, String> {
                 (options.rounds, options.window_ms, options.hop_ms) = (1, 150, 50);
                 options.hop_connections = vec![1];
             }
+            "--plane" => {
+                let name = arguments.next().ok_or("--plane wants a name")?;
+                let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+                planes.push(kind.ok_or_else(|| format!("{name}: there is no such plane"))?);
+            }
             "--json" => options.json = arguments.next().ok_or("--json wants a file")?.into(),
             other => {
-                return Err(format!("{other}: unknown option; usage: demo-mesh [--quick] [--smoke] [--json FILE]"));
+                return Err(format!("{other}: unknown option; {USAGE}"));
             }
         }
+    }
+    if !planes.is_empty() {
+        options.kinds = planes;
     }
     Ok(options)
 }
@@ -93,6 +105,9 @@ fn main() -> ExitCode {
 struct Stage {
     planes: Vec<Plane>,
     client: Place,
+    /// The client has a CPU of its own.
+    apart: bool,
+    _awake: Awake,
 }
 
 impl Stage {
@@ -103,7 +118,8 @@ impl Stage {
             _ => (Place::on(&[cpus - 1]), Place::on(&(0..cpus - 1).collect::<Vec<_>>())),
         };
         let start = |kind: &Kind| Plane::start(*kind, &others, &SIZES);
-        Ok(Self { planes: kinds.iter().map(start).collect::<Result<_, _>>()?, client })
+        let planes = kinds.iter().map(start).collect::<Result<_, _>>()?;
+        Ok(Self { planes, client, apart: cpus > 1, _awake: Awake::keep(&others.cpus) })
     }
 
     fn plane(&self, kind: Kind) -> Option<&Plane> {
@@ -116,13 +132,15 @@ impl Stage {
             Step::Max => None,
         };
         let warmup_ms = window_ms / 4;
-        let drive = Drive { what: What::Timelines, connections: CONNECTIONS, rate, warmup_ms, window_ms };
+        let (what, connections, awake) = (What::Timelines, CONNECTIONS, self.apart);
+        let drive = Drive { what, connections, rate, awake, warmup_ms, window_ms };
         drive.run(plane, &self.client)
     }
 }
 
 /// Two digits.
 fn round(rate: f64) -> f64 {
+    let rate = rate.max(10.0);
     let unit = 10f64.powf(rate.log10().floor() - 1.0);
     (rate / unit).round() * unit
 }
@@ -161,9 +179,12 @@ fn demo(options: &Options) -> Result<u64, LabError> {
     Ok(report.wrong + u64::from(report.responses == 0))
 }
 
-fn count(report: &mut Report, driven: &Driven) {
+fn count(report: &mut Report, kind: Kind, driven: &Driven) {
     report.responses += driven.seen.requests;
     report.wrong += driven.seen.wrong;
+    if driven.seen.wrong > 0 {
+        eprintln!("{}: {}", kind.name(), driven.seen.what_was_wrong);
+    }
 }
 
 fn application(stage: &Stage, options: &Options, report: &mut Report) -> Result<Vec<Slice>, LabError> {
@@ -171,11 +192,13 @@ fn application(stage: &Stage, options: &Options, report: &mut Report) -> Result<
     let mut most = Vec::new();
     for plane in &stage.planes {
         let driven = stage.timelines(plane, Step::Max, options.window_ms)?;
-        count(report, &driven);
+        count(report, plane.kind, &driven);
         most.push((plane.kind, driven.seen.rps));
     }
     let most_of = |kind: Kind| most.iter().find(|(of, _)| *of == kind).map_or(0.0, |(_, rps)| *rps);
-    let rates: Vec<f64> = SHARES.iter().map(|share| round(share * most_of(Kind::Envoy))).collect();
+    let base =
+        if most_of(Kind::Envoy) > 0.0 { most_of(Kind::Envoy) } else { most.first().map_or(0.0, |(_, rps)| *rps) };
+    let rates: Vec<f64> = SHARES.iter().map(|share| round(share * base)).collect();
     let beyond: Vec<f64> = BEYOND.iter().map(|share| round(share * most_of(Kind::Underdeck))).collect();
     report.moderate_rps = rates[1];
     let mut slices = Vec::new();
@@ -188,7 +211,7 @@ fn application(stage: &Stage, options: &Options, report: &mut Report) -> Result<
                     continue;
                 }
                 let driven = stage.timelines(plane, step, options.window_ms)?;
-                count(report, &driven);
+                count(report, plane.kind, &driven);
                 slices.push(Slice { round: number, kind: plane.kind, step, driven });
             }
         }
@@ -245,6 +268,7 @@ fn hops(stage: &Stage, options: &Options, report: &mut Report) -> Result<(), Lab
                 what: What::Bytes(bytes),
                 connections,
                 rate: None,
+                awake: stage.apart,
                 warmup_ms: options.hop_ms / 4,
                 window_ms: options.hop_ms,
             };
@@ -252,7 +276,7 @@ fn hops(stage: &Stage, options: &Options, report: &mut Report) -> Result<(), Lab
             for _ in 0..options.rounds {
                 let round: Vec<Driven> =
                     planes.iter().map(|plane| drive.run(plane, &stage.client)).collect::<Result<_, _>>()?;
-                round.iter().for_each(|driven| count(report, driven));
+                kinds.iter().zip(&round).for_each(|(kind, driven)| count(report, *kind, driven));
                 rounds.push(round);
             }
             let adds = |which: usize| Spread::of(rounds.iter().map(|it| it[which].seen.p50_us - it[0].seen.p50_us));

@@ -31,6 +31,8 @@ pub struct Drive {
     pub connections: usize,
     /// Requests per second, open loop. None: closed loop.
     pub rate: Option<f64>,
+    /// The client has a CPU of its own, on which it never sleeps.
+    pub awake: bool,
     /// Milliseconds before the window.
     pub warmup_ms: u64,
     /// Milliseconds of the window.
@@ -50,6 +52,8 @@ pub struct Seen {
     pub p99_us: f64,
     /// Wrong bodies and statuses, broken connections, requests without an answer.
     pub wrong: u64,
+    /// In words.
+    pub what_was_wrong: String,
 }
 
 /// What was seen, and what it cost.
@@ -141,6 +145,7 @@ impl Drive {
             warmup: Duration::from_millis(self.warmup_ms),
             window: Duration::from_millis(self.window_ms),
             place: Place::default(),
+            spin: self.awake,
         };
         let source = Source::new(1, 1).map_err(|error| failed("make a memory file", error))?;
         let measured = load.run(&source, |edge| tell(if edge == Edge::Begin { "begin" } else { "end" }))?;
@@ -150,6 +155,10 @@ impl Drive {
             p50_us: measured.latency_ms(0.5) * 1e3,
             p99_us: measured.latency_ms(0.99) * 1e3,
             wrong: measured.bad_status + measured.mismatches + measured.failed,
+            what_was_wrong: format!(
+                "{self:?}: {} statuses, {} bodies, {} broken or never answered, of {}",
+                measured.bad_status, measured.mismatches, measured.failed, measured.requests
+            ),
         })
     }
 }

@@ -74,6 +74,8 @@ pub struct Load {
     pub window: Duration,
     /// Where the generator runs.
     pub place: Place,
+    /// It never sleeps, so that what it takes to wake it up is not measured. It needs a CPU of its own.
+    pub spin: bool,
 }
 
 /// The two ends of the window.
@@ -305,7 +307,10 @@ impl<'a> Generator<'a> {
 
     /// Waits for events until `until` at most and serves them.
     fn wait(&mut self, until: Instant) -> io::Result<()> {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = match self.load.spin {
+            true => Duration::ZERO,
+            false => until.saturating_duration_since(Instant::now()),
+        };
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut events = Vec::with_capacity(256);
         match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
@@ -386,7 +391,18 @@ mod tests {
     fn load(addr: SocketAddr, ask: Ask) -> Load {
         let (warmup, window) = (Duration::from_millis(20), Duration::from_millis(200));
         let (host, expect) = (HOST.to_owned(), Vec::new());
-        Load { addr, connections: 4, ask, host, expect, rate: None, warmup, window, place: Place::default() }
+        Load {
+            addr,
+            connections: 4,
+            ask,
+            host,
+            expect,
+            rate: None,
+            warmup,
+            window,
+            place: Place::default(),
+            spin: false,
+        }
     }
 
     #[test]
