@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::task::AbortHandle;
 use underdeck_mesh_compiler::abi::{UD_RETIRED, ud_upstream};
 
@@ -32,7 +32,33 @@ const ACCEPT: Duration = Duration::from_secs(5);
 /// One server.
 struct Endpoint {
     address: SocketAddrV4,
+    /// Where connections to it come from, if it is on this host.
+    source: Option<Ipv4Addr>,
     connections: usize,
+}
+
+/// The address that this host uses towards another one of its own. None: `address` is not its own.
+fn source_of(address: SocketAddrV4) -> Option<Ipv4Addr> {
+    UdpSocket::bind((*address.ip(), 0)).ok()?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect(address).ok()?;
+    match socket.local_addr().ok()?.ip() {
+        IpAddr::V4(source) => Some(source),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// A socket whose other end the kernel will know, if that is on this host: it needs its address before it connects.
+fn socket(agent: &Agent, address: SocketAddrV4, source: Option<Ipv4Addr>) -> std::io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    if agent.config.local_bypass
+        && let Some(source) = source
+        && socket.bind(SocketAddrV4::new(source, 0).into()).is_ok()
+        && let SocketAddr::V4(ours) = socket.local_addr()?
+    {
+        agent.kernel.expect(SockRef::from(&socket).cookie()?, ours, address);
+    }
+    Ok(socket)
 }
 
 /// All of them, by their numbers.
@@ -51,7 +77,7 @@ impl Upstreams {
         }
         let number = make()?;
         self.numbers.borrow_mut().insert(address, number);
-        self.endpoints.borrow_mut().push(Endpoint { address, connections: 0 });
+        self.endpoints.borrow_mut().push(Endpoint { address, source: source_of(address), connections: 0 });
         Some(number)
     }
 
@@ -61,9 +87,10 @@ impl Upstreams {
     }
 
     /// A connection for the agent.
-    pub(crate) async fn connect(&self, endpoint: u32) -> Option<Link> {
-        let address = self.endpoints.borrow().get(endpoint as usize)?.address;
-        let stream = tokio::time::timeout(CONNECT, TcpStream::connect(address)).await.ok()?.ok()?;
+    pub(crate) async fn connect(&self, agent: &Agent, endpoint: u32) -> Option<Link> {
+        let (address, source) = self.endpoints.borrow().get(endpoint as usize).map(|it| (it.address, it.source))?;
+        let socket = socket(agent, address, source).ok()?;
+        let stream = tokio::time::timeout(CONNECT, socket.connect(address.into())).await.ok()?.ok()?;
         let _ = stream.set_nodelay(true);
         let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
         Some(Link::new(stream))
@@ -101,7 +128,7 @@ impl Upstreams {
             if has >= agent.config.pool.min {
                 return;
             }
-            let Some(link) = self.connect(endpoint).await else { return };
+            let Some(link) = self.connect(agent, endpoint).await else { return };
             self.give(agent, endpoint, link);
         }
     }
