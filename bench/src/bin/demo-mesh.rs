@@ -7,6 +7,9 @@
 //! underdeck  client ─────────────> front ───────────────────────> timeline ───────────────────────> user, text, media
 //! ```
 //!
+//! Beside these: `underdeck-tcp`, where services are reached by TCP as if they were on other hosts; `envoy-out`, with
+//! sidecars only where requests leave (and one before the front); `direct`, with nothing in between.
+//!
 //! All planes run at the same time and are asked in turns, so that what else the machine does hits all of them. Policies are those of
 //! `bench/policies`, for all. `demo-mesh [--quick | --smoke] [--plane NAME]… [--json FILE]`. Exit code 0: every byte was right; 1: not so;
 //! 4: root or a tool is missing; 70: something else failed.
@@ -43,9 +46,9 @@ struct Options {
 
 fn options() -> Result<Options, String> {
     let mut options = Options {
-        rounds: 5,
+        rounds: 3,
         window_ms: 1000,
-        hop_ms: 200,
+        hop_ms: 150,
         hop_connections: vec![1, 8, 64],
         kinds: Kind::ALL.to_vec(),
         json: tools::root().join("target/demo-mesh.json"),
@@ -54,7 +57,7 @@ fn options() -> Result<Options, String> {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--quick" => (options.rounds, options.hop_ms) = (3, 150),
+            "--quick" => (options.rounds, options.window_ms, options.hop_ms) = (2, 400, 100),
             "--smoke" => {
                 (options.rounds, options.window_ms, options.hop_ms) = (1, 150, 50);
                 options.hop_connections = vec![1];
@@ -220,7 +223,7 @@ fn application(stage: &Stage, options: &Options, report: &mut Report) -> Result<
         let figures = Figures::of(*kind, &slices, report.moderate_rps);
         match kind {
             Kind::Envoy | Kind::EnvoyL4 | Kind::Underdeck => report.planes.push(figures),
-            Kind::EnvoyOut | Kind::Direct => report.also.push(figures),
+            Kind::UnderdeckTcp | Kind::EnvoyOut | Kind::Direct => report.also.push(figures),
         }
     }
     report.gains = Gains::of(&slices, Kind::Envoy, Kind::Underdeck, report.moderate_rps);
@@ -256,11 +259,13 @@ fn print_planes(report: &Report) {
 }
 
 fn hops(stage: &Stage, options: &Options, report: &mut Report) -> Result<(), LabError> {
-    let kinds = [Kind::Direct, Kind::Underdeck, Kind::Envoy];
+    let kinds = [Kind::Direct, Kind::Underdeck, Kind::UnderdeckTcp, Kind::Envoy];
     let planes: Option<Vec<&Plane>> = kinds.iter().map(|kind| stage.plane(*kind)).collect();
     let Some(planes) = planes else { return Ok(()) };
+    println!("\none call: what a data plane adds to the median, us, and throughput over that of one Envoy");
     println!(
-        "\none call     connections   direct us   Underdeck adds us      Envoy adds us        throughput over Envoy's"
+        "    body connections direct us   underdeck                  underdeck-tcp              envoy                      \
+         throughput                 by TCP"
     );
     for &connections in &options.hop_connections {
         for bytes in SIZES {
@@ -281,23 +286,22 @@ fn hops(stage: &Stage, options: &Options, report: &mut Report) -> Result<(), Lab
             }
             let adds = |which: usize| Spread::of(rounds.iter().map(|it| it[which].seen.p50_us - it[0].seen.p50_us));
             let rps = |which: usize| Spread::of(rounds.iter().map(|it| it[which].seen.rps)).median;
+            let gain = |which: usize| Spread::of(rounds.iter().map(|it| it[which].seen.rps / it[3].seen.rps));
             let hop = Hop {
                 bytes,
                 connections,
                 direct_us: Spread::of(rounds.iter().map(|it| it[0].seen.p50_us)).median,
                 underdeck_adds_us: adds(1),
-                envoy_adds_us: adds(2),
-                rps: [rps(0), rps(1), rps(2)],
-                rps_gain: Spread::of(rounds.iter().map(|it| it[1].seen.rps / it[2].seen.rps)),
+                underdeck_tcp_adds_us: adds(2),
+                envoy_adds_us: adds(3),
+                rps: [rps(0), rps(1), rps(2), rps(3)],
+                rps_gain: gain(1),
+                rps_gain_tcp: gain(2),
             };
-            println!(
-                "{:>8} {connections:15} {:11.0}   {:20}   {:20}   {}",
-                show(bytes as u64),
-                hop.direct_us,
-                hop.underdeck_adds_us.to_string(),
-                hop.envoy_adds_us.to_string(),
-                hop.rps_gain
-            );
+            let columns =
+                [hop.underdeck_adds_us, hop.underdeck_tcp_adds_us, hop.envoy_adds_us, hop.rps_gain, hop.rps_gain_tcp];
+            let columns: String = columns.iter().map(|it| format!("   {:24}", it.to_string())).collect();
+            println!("{:>8} {connections:11} {:9.0}{}", show(bytes as u64), hop.direct_us, columns.trim_end());
             report.hops.push(hop);
         }
     }

@@ -107,12 +107,16 @@ pub struct Hop {
     pub direct_us: f64,
     /// What the engine adds, of pairs of the same round.
     pub underdeck_adds_us: Spread,
+    /// The same where endpoints are reached by TCP, as on other hosts.
+    pub underdeck_tcp_adds_us: Spread,
     /// What one Envoy adds.
     pub envoy_adds_us: Spread,
-    /// Per second: direct, Underdeck, Envoy.
-    pub rps: [f64; 3],
+    /// Per second, in the same order.
+    pub rps: [f64; 4],
     /// Requests per second, Underdeck's over Envoy's.
     pub rps_gain: Spread,
+    /// The same by TCP.
+    pub rps_gain_tcp: Spread,
 }
 
 /// Load of one kind.

@@ -21,6 +21,9 @@ use super::sidecar::{self, Sidecar};
 /// For a program to listen.
 const START: Duration = Duration::from_secs(30);
 
+/// The name of its program.
+const AGENT: &str = "agent";
+
 /// What carries requests from service to service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -34,11 +37,14 @@ pub enum Kind {
     EnvoyOut,
     /// `underdeck mesh run`.
     Underdeck,
+    /// The same as if services were on hosts of their own: by TCP.
+    UnderdeckTcp,
 }
 
 impl Kind {
     /// All, the reference last.
-    pub const ALL: [Self; 5] = [Self::Envoy, Self::EnvoyL4, Self::Underdeck, Self::EnvoyOut, Self::Direct];
+    pub const ALL: [Self; 6] =
+        [Self::Envoy, Self::EnvoyL4, Self::Underdeck, Self::UnderdeckTcp, Self::EnvoyOut, Self::Direct];
 
     /// As in the JSON.
     pub fn name(self) -> &'static str {
@@ -48,6 +54,7 @@ impl Kind {
             Self::EnvoyL4 => "envoy-l4",
             Self::EnvoyOut => "envoy-out",
             Self::Underdeck => "underdeck",
+            Self::UnderdeckTcp => "underdeck-tcp",
         }
     }
 }
@@ -101,7 +108,7 @@ impl Plane {
         let mut plane = Self { kind, group, programs: Vec::new(), bypass, folder, entries: services.clone() };
         for name in SERVICES.iter().rev() {
             let peers: BTreeMap<_, _> = match kind {
-                Kind::Direct | Kind::Underdeck => services.clone(),
+                Kind::Direct | Kind::Underdeck | Kind::UnderdeckTcp => services.clone(),
                 _ => services.keys().map(|peer| (peer.clone(), outgoing[*name])).collect(),
             };
             plane.service(place, name, services[*name], &peers, blobs)?;
@@ -112,7 +119,7 @@ impl Plane {
                 Kind::Envoy | Kind::EnvoyL4 => (&incoming, true),
                 // Of the client's requests too.
                 Kind::EnvoyOut => (&services, name == "front" || name == "media"),
-                Kind::Direct | Kind::Underdeck => continue,
+                Kind::Direct | Kind::Underdeck | Kind::UnderdeckTcp => continue,
             };
             let sidecar = Sidecar {
                 name,
@@ -126,7 +133,7 @@ impl Plane {
                 plane.envoy(place, &sidecar)?;
             }
         }
-        if kind == Kind::Underdeck {
+        if matches!(kind, Kind::Underdeck | Kind::UnderdeckTcp) {
             plane.agent(place, &services)?;
         }
         Ok(plane)
@@ -169,13 +176,14 @@ impl Plane {
             "cgroup": self.group.path(), "policies": [sidecar::folder()], "socket": self.socket(),
             "services": services.values().collect::<Vec<_>>(), "endpoints": sidecar::endpoints(services)?,
             "envoy": Tool::Envoy.path()?, "pool": {"min": 16},
+            "local_bypass": self.kind == Kind::Underdeck,
         });
         // JSON is YAML.
         self.write(&path, &config.to_string())?;
         let mut command = Command::new(tools::underdeck()?);
         command.args(["mesh", "run", "--config"]).arg(path);
         place.apply(&mut command);
-        self.spawn("agent", command)?;
+        self.spawn(AGENT, command)?;
         wait::until("the agent", START, || {
             let ended = self.programs.last_mut().is_none_or(|agent| agent.exited().is_some());
             (ended || self.status().is_some()).then_some(())
@@ -263,10 +271,11 @@ impl Plane {
 
     /// Stops everything; what is left behind is an error.
     pub fn stop(mut self) -> Result<(), LabError> {
-        // The agent first: it knows what is under way.
-        for program in self.programs.drain(..).rev() {
-            program.stop()?;
+        // The agent in order, before its connections end; the others have nothing to put away.
+        if let Some(agent) = self.programs.pop_if(|program| program.name() == AGENT) {
+            agent.stop()?;
         }
+        self.programs.clear();
         drop(self.bypass.take());
         self.group.remove()
     }

@@ -94,8 +94,8 @@ impl Sidecar<'_> {
         let config = generated(&["routes.yaml", "access.yaml"], at, &to)?;
         let parts = &config["static_resources"];
         let of = |what: &str, test: &dyn Fn(&str) -> bool| {
-            let all = parts[what].as_array().into_iter().flatten();
-            all.cloned().find(|it| it["name"].as_str().is_some_and(test))
+            let mut all = parts[what].as_array().into_iter().flatten();
+            all.find(|it| it["name"].as_str().is_some_and(test)).cloned()
         };
         let missing = || failed("configure Envoy", format!("{} has no authorization", self.name));
         let guarded = format!("guarded {}|", host(self.name));
