@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`.
 CARGO ?= cargo
 
-.PHONY: demo demo-handoff test build setup bench bench-quick bench-pairs clean
+.PHONY: demo demo-handoff demo-mesh test build setup bench bench-quick bench-pairs clean
 
 # What is missing on a fresh Debian 12: compilers for the protocol programs, libraries of the kernel check.
 PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl python3-requests
@@ -27,6 +27,10 @@ demo: build
 # Needs root: network namespaces and shaped links. About two minutes.
 demo-handoff: build
 	target/release/demo-handoff --json target/demo-handoff.json
+
+# Needs root: control groups and eBPF. About three minutes.
+demo-mesh: build
+	target/release/demo-mesh --json target/demo-mesh.json
 
 # Everything, an hour or so; bench-quick: a look at each axis within 4 minutes. Results in target/bench/.
 bench: build

@@ -25,6 +25,7 @@ enum {
 	UD_POOL_MAX = 4096,   /* Idle connections to one endpoint. */
 	UD_ACTIONS_MAX = 8192,
 	UD_BODY_MAX = 65536,  /* Longer bodies are moved by the agent. */
+	UD_LOCAL_MAX = 1048576, /* The same for responses of endpoints of this host. */
 	UD_CORKS_MAX = 6,     /* Requests in more pieces may not fit into one message: 17 fragments. */
 };
 

@@ -13,6 +13,7 @@ pub mod figure;
 pub mod handoff;
 pub mod machine;
 pub mod measure;
+pub mod mesh;
 pub mod plot;
 pub mod report;
 pub mod result;

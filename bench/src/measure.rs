@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use underdeck_lab::LabError;
 use underdeck_lab::files::{Files, names};
-use underdeck_lab::load::{Ask, Load, Source};
+use underdeck_lab::load::{Ask, HOST, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
 use underdeck_lab::proxy::{Engine, Mode, Nginx, Proxy, Spec, Surroundings};
@@ -108,10 +108,13 @@ impl Bench {
             addr: self.side(side).addr()?,
             connections,
             ask: Ask::Get(names(size).map(|name| format!("/{name}")).collect()),
+            host: HOST.to_owned(),
+            expect: Vec::new(),
             rate: None,
             warmup: WARMUP,
             window,
             place: self.client.clone(),
+            spin: false,
         };
         Run::of(self.side(side), &load, &self.source)
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use underdeck_lab::LabError;
-use underdeck_lab::load::{Ask, Load, Source};
+use underdeck_lab::load::{Ask, HOST, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::origin::Origin;
 use underdeck_lab::place::Place;
@@ -88,10 +88,13 @@ impl Stage {
             addr: subject.addr()?,
             connections: point.connections,
             ask: self.ask(point),
+            host: HOST.to_owned(),
+            expect: Vec::new(),
             rate: None,
             warmup: std::time::Duration::ZERO,
             window: std::time::Duration::ZERO,
             place: self.client.clone(),
+            spin: false,
         })
     }
 

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -56,6 +57,23 @@ pub struct Incoming {
     pub start: Start,
     /// Payload bytes seen on this connection.
     pub payload: u64,
+    expected: Option<Expected>,
+}
+
+/// A body that is compared while it comes.
+#[derive(Debug)]
+struct Expected {
+    body: Arc<[u8]>,
+    at: usize,
+    right: bool,
+}
+
+impl Expected {
+    fn compare(&mut self, bytes: &[u8]) {
+        let end = self.at + bytes.len();
+        self.right &= self.body.get(self.at..end) == Some(bytes);
+        self.at = end;
+    }
 }
 
 fn broken(what: &'static str) -> io::Error {
@@ -65,7 +83,17 @@ fn broken(what: &'static str) -> io::Error {
 impl Incoming {
     /// Expects requests, or responses (never to HEAD).
     pub fn new(requests: bool) -> Self {
-        Self { requests, due: Due::Head, pending: Vec::new(), start: Start::default(), payload: 0 }
+        Self { requests, due: Due::Head, pending: Vec::new(), start: Start::default(), payload: 0, expected: None }
+    }
+
+    /// The body of the next message will be compared with this one.
+    pub fn expect(&mut self, body: Option<Arc<[u8]>>) {
+        self.expected = body.map(|body| Expected { body, at: 0, right: true });
+    }
+
+    /// Whether the message that has come was the expected one; without an expectation it was.
+    pub fn is_as_expected(&self) -> bool {
+        self.expected.as_ref().is_none_or(|expected| expected.right && expected.at == expected.body.len())
     }
 
     /// Reads until a message is complete or nothing is there.
@@ -78,7 +106,8 @@ impl Incoming {
             let result = match self.due {
                 Due::Payload(left, _) => {
                     let len = left.min(DISCARD as u64) as usize;
-                    recv(&socket, &mut scratch.0[..len], RecvFlags::DONTWAIT | RecvFlags::TRUNC).map(|(_, n)| n)
+                    let discard = if self.expected.is_none() { RecvFlags::TRUNC } else { RecvFlags::empty() };
+                    recv(&socket, &mut scratch.0[..len], RecvFlags::DONTWAIT | discard).map(|(_, n)| n)
                 }
                 _ => recv(&socket, &mut scratch.0[..LINE], RecvFlags::DONTWAIT).map(|(_, n)| n),
             };
@@ -89,6 +118,9 @@ impl Incoming {
                     Due::Payload(left, _) => {
                         *left -= n as u64;
                         self.payload += n as u64;
+                        if let Some(expected) = &mut self.expected {
+                            expected.compare(&scratch.0[..n]);
+                        }
                     }
                     _ => self.pending.extend_from_slice(&scratch.0[..n]),
                 },
@@ -115,6 +147,9 @@ impl Incoming {
                 }
                 Due::Payload(left, of_chunk) => {
                     let here = left.min(self.pending.len() as u64);
+                    if let Some(expected) = &mut self.expected {
+                        expected.compare(&self.pending[..here as usize]);
+                    }
                     self.pending.drain(..here as usize);
                     self.payload += here;
                     if left > here {

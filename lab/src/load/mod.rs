@@ -1,7 +1,8 @@
 //! The project's own load generator: one thread, closed loop or open loop with latency correction.
 //!
 //! Payload is sent from memory by `sendfile` and thrown away in the kernel on receipt, so that one CPU of clients and
-//! backend can saturate a proxy on another. It does not look at payload: that is what [`crate::client`] is for.
+//! backend can saturate a proxy on another. It looks at payload only where it is told what to expect; otherwise that is
+//! what [`crate::client`] is for.
 //!
 //! Open loop: requests are due at fixed times, whether or not earlier ones have been answered, and a latency counts
 //! from the moment that the request was due. A closed loop asks again only when it was answered: a stall hides the
@@ -14,6 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -30,6 +32,8 @@ use crate::place::Place;
 
 /// How long answers that are still due after the window are waited for.
 const DRAIN: Duration = Duration::from_secs(20);
+/// The authority, if nothing else is said.
+pub const HOST: &str = "lab.test";
 /// A run in which more connections break than this is no measurement.
 const FAILED: u64 = 1000;
 const CONNECT: Duration = Duration::from_secs(30);
@@ -57,6 +61,11 @@ pub struct Load {
     pub connections: usize,
     /// The requests.
     pub ask: Ask,
+    /// The authority.
+    pub host: String,
+    /// Bodies of the responses, one for each target of [`Ask::Get`]: every byte is compared. None given: payload is not
+    /// looked at.
+    pub expect: Vec<Arc<[u8]>>,
     /// Requests per second, open loop. None: closed loop.
     pub rate: Option<f64>,
     /// Load before the window.
@@ -65,6 +74,8 @@ pub struct Load {
     pub window: Duration,
     /// Where the generator runs.
     pub place: Place,
+    /// It never sleeps, so that what it takes to wake it up is not measured. It needs a CPU of its own.
+    pub spin: bool,
 }
 
 /// The two ends of the window.
@@ -91,6 +102,8 @@ pub struct Measured {
     pub latency_ns: Histogram<u64>,
     /// Answers that were not 2xx, in the whole run.
     pub bad_status: u64,
+    /// Answers with another body than was expected, in the whole run.
+    pub mismatches: u64,
     /// Connections that broke, and requests never answered, in the whole run.
     pub failed: u64,
 }
@@ -148,7 +161,7 @@ impl Load {
     }
 
     fn requests(&self) -> Vec<Outgoing> {
-        let host = "Host: lab.test\r\n";
+        let host = format!("Host: {}\r\n", self.host);
         match &self.ask {
             Ask::Get(targets) => targets
                 .iter()
@@ -183,6 +196,7 @@ impl<'a> Generator<'a> {
             total_bytes: 0,
             latency_ns,
             bad_status: 0,
+            mismatches: 0,
             failed: 0,
         };
         let idle = (0..clients.len()).rev().collect();
@@ -273,7 +287,9 @@ impl<'a> Generator<'a> {
         self.turn += 1;
         let base = match self.load.ask {
             Ask::Get(_) => {
-                client.outgoing.clone_from(&self.requests[self.turn % self.requests.len()]);
+                let target = self.turn % self.requests.len();
+                client.outgoing.clone_from(&self.requests[target]);
+                client.incoming.expect(self.load.expect.get(target).cloned());
                 0
             }
             Ask::Post { len, .. } => self.turn as u64 % (self.source.len() / len.max(1)).max(1) * len,
@@ -291,7 +307,10 @@ impl<'a> Generator<'a> {
 
     /// Waits for events until `until` at most and serves them.
     fn wait(&mut self, until: Instant) -> io::Result<()> {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = match self.load.spin {
+            true => Duration::ZERO,
+            false => until.saturating_duration_since(Instant::now()),
+        };
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut events = Vec::with_capacity(256);
         match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
@@ -331,6 +350,7 @@ impl<'a> Generator<'a> {
         let client = &mut self.clients[index];
         client.due = None;
         self.out.bad_status += u64::from(!(200..300).contains(&client.incoming.start.status));
+        self.out.mismatches += u64::from(!client.incoming.is_as_expected());
         if self.measuring {
             self.out.requests += 1;
             // The histogram grows with its values and takes every one.
@@ -370,7 +390,19 @@ mod tests {
 
     fn load(addr: SocketAddr, ask: Ask) -> Load {
         let (warmup, window) = (Duration::from_millis(20), Duration::from_millis(200));
-        Load { addr, connections: 4, ask, rate: None, warmup, window, place: Place::default() }
+        let (host, expect) = (HOST.to_owned(), Vec::new());
+        Load {
+            addr,
+            connections: 4,
+            ask,
+            host,
+            expect,
+            rate: None,
+            warmup,
+            window,
+            place: Place::default(),
+            spin: false,
+        }
     }
 
     #[test]
@@ -394,6 +426,26 @@ mod tests {
         }
         let bad = load(origin.addr(), Ask::Get(vec!["/nonsense".to_owned()])).run(&source, |_| ()).expect("measured");
         assert!(bad.bad_status >= bad.requests && bad.requests > 0);
+        origin.stop();
+    }
+
+    #[test]
+    fn a_body_that_is_not_as_expected_is_seen() {
+        let origin = Origin::start(&Place::default(), 1 << 20).expect("an origin");
+        let source = Source::new(1, 1).expect("a source");
+        let mut load = load(origin.addr(), Ask::Get(vec!["/300000".to_owned()]));
+        let mut body = crate::content::bytes(crate::origin::SEED, 0, 300_000);
+        load.expect = vec![body.clone().into()];
+        let right = load.run(&source, |_| ()).expect("measured");
+        assert!(right.requests > 0 && right.mismatches == 0, "{right:?}");
+        body[299_999] ^= 1;
+        load.expect = vec![body.clone().into()];
+        let wrong = load.run(&source, |_| ()).expect("measured");
+        assert!(wrong.mismatches >= wrong.requests && wrong.requests > 0, "{wrong:?}");
+        body.pop();
+        load.expect = vec![body.into()];
+        let longer = load.run(&source, |_| ()).expect("measured");
+        assert!(longer.mismatches >= longer.requests && longer.requests > 0, "{longer:?}");
         origin.stop();
     }
 

@@ -178,6 +178,8 @@ inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct u
 		__sync_fetch_and_add(active, 1);
 	if (all)
 		all->kernel++;
+	if (bpf_msg_redirect_hash(msg, &ud_locals, &cookie, BPF_F_INGRESS) == SK_PASS)
+		return SK_PASS;
 	return bpf_msg_redirect_hash(msg, &ud_servers, &cookie, 0);
 }
 

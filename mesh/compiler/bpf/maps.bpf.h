@@ -20,6 +20,14 @@ struct {
 	__type(value, ud_u64);
 } ud_servers SEC(".maps");
 
+/* The other ends of connections to endpoints of this host, by the same cookies: bytes need not take the way through TCP. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, 65536);
+	__type(key, ud_u64);
+	__type(value, ud_u64);
+} ud_locals SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -28,6 +28,18 @@ struct {
 	__type(value, ud_u64);
 } ud_by_peer SEC(".maps");
 
+/* The agent's end of a connection that it is making to an endpoint of this host, as the endpoint sees it. */
+struct pair {
+	struct ud_address ours, theirs;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct pair);
+	__type(value, ud_u64); /* The cookie of the agent's end. */
+} ud_expected SEC(".maps");
+
 /* Heads of responses. sk_skb programs run in softirq, so they have a buffer of their own. */
 struct response {
 	ud_u8 text[1024 + UD_SLACK];
@@ -39,6 +51,27 @@ struct {
 	__type(key, ud_u32);
 	__type(value, struct response);
 } ud_responses SEC(".maps");
+
+/* The same for those that are read where they are sent, which may be interrupted by others that are. */
+struct reply {
+	ud_u64 claimed;
+	struct response head;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, ud_u32);
+	__type(value, struct reply);
+} ud_replies SEC(".maps");
+
+/* Of an endpoint's socket: the cookie of the other end, which is the agent's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, ud_u64);
+} ud_peers SEC(".maps");
 
 /* Where the agent listens for a connection, if it takes it over. */
 inline_always struct ud_address *agent_for(struct bpf_sock_addr *call, struct ud_address *meant)
@@ -86,17 +119,59 @@ int ud_connect6(struct bpf_sock_addr *call)
 	return 1;
 }
 
+/* The two ends of a connection. The compiler must not turn the loads of two fields into one of a computed address. */
+inline_always void ends_of(struct bpf_sock_ops *ops, struct ud_address *local, struct ud_address *remote)
+{
+	ud_u32 here = ops->local_ip4, there = ops->remote_ip4;
+
+	hide(here);
+	hide(there);
+	local->ip[2] = remote->ip[2] = MAPPED;
+	local->ip[3] = here;
+	remote->ip[3] = there;
+	if (ops->family == 10 /* AF_INET6 */) {
+		local->ip[0] = ops->local_ip6[0];
+		local->ip[1] = ops->local_ip6[1];
+		local->ip[2] = ops->local_ip6[2];
+		local->ip[3] = ops->local_ip6[3];
+		remote->ip[0] = ops->remote_ip6[0];
+		remote->ip[1] = ops->remote_ip6[1];
+		remote->ip[2] = ops->remote_ip6[2];
+		remote->ip[3] = ops->remote_ip6[3];
+	}
+	local->port = ops->local_port;
+	remote->port = __builtin_bswap32(ops->remote_port);
+}
+
+/* An endpoint gets a connection of the agent. Now, because nobody can be waiting for its bytes yet: who waits since
+ * before a socket was put into a sockmap is not woken up. */
+inline_always void accept_local(struct bpf_sock_ops *ops, struct bpf_sock *sk)
+{
+	struct pair pair = {};
+	ud_u64 *found, cookie;
+
+	if (!sk)
+		return;
+	ends_of(ops, &pair.theirs, &pair.ours);
+	found = bpf_map_lookup_elem(&ud_expected, &pair);
+	if (!found)
+		return;
+	cookie = *found;
+	bpf_map_delete_elem(&ud_expected, &pair);
+	if (bpf_sk_storage_get(&ud_peers, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE))
+		bpf_sock_hash_update(ops, &ud_locals, &cookie, BPF_ANY);
+}
+
 SEC("sockops")
 int ud_established(struct bpf_sock_ops *ops)
 {
+	struct ud_address *meant, peer = {}, agent = {};
 	struct ud_conn conn = {};
-	struct ud_address *meant, peer = {};
 	struct bpf_sock *sk = ops->sk;
 	ud_u64 cookie, *stored;
-	ud_u32 ip4 = ops->local_ip4;
 
-	/* The compiler must not turn the loads of two fields into one of a computed address. */
-	hide(ip4);
+	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+		accept_local(ops, sk);
 	if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB || !sk)
 		return 1;
 	cookie = bpf_get_socket_cookie(ops);
@@ -108,15 +183,7 @@ int ud_established(struct bpf_sock_ops *ops)
 	stored = bpf_sk_storage_get(&ud_cookies, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!stored || bpf_map_update_elem(&ud_conns, &cookie, &conn, BPF_ANY))
 		return 1;
-	peer.ip[2] = MAPPED;
-	peer.ip[3] = ip4;
-	if (ops->family == 10 /* AF_INET6 */) {
-		peer.ip[0] = ops->local_ip6[0];
-		peer.ip[1] = ops->local_ip6[1];
-		peer.ip[2] = ops->local_ip6[2];
-		peer.ip[3] = ops->local_ip6[3];
-	}
-	peer.port = ops->local_port;
+	ends_of(ops, &peer, &agent);
 	bpf_map_update_elem(&ud_by_peer, &peer, &cookie, BPF_ANY);
 	/* If this fails, all of it goes to the agent, and on to Envoy. */
 	bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY);
@@ -307,6 +374,75 @@ int ud_response(struct __sk_buff *skb)
 		end_response(upstream, cookie, 1);
 	}
 	return bpf_sk_redirect_hash(skb, &ud_clients, &client, BPF_F_INGRESS);
+}
+
+/* The beginning of a response, where it is sent. 0: the kernel moves it. */
+inline_always int begin_reply(struct sk_msg_md *msg, struct ud_upstream *upstream)
+{
+	ud_u32 key = 0, size = msg->size > 1024 ? 1024 : msg->size;
+	struct reply *r = bpf_map_lookup_elem(&ud_replies, &key);
+	ud_u64 length = 0;
+	int result = -1;
+
+	if (!r || __sync_lock_test_and_set(&r->claimed, 1))
+		return -1;
+	if (bpf_msg_pull_data(msg, 0, size, 0))
+		goto done;
+	hide(size);
+	if (size < 1 || size > 1024 || (ud_u8 *)msg->data + size > (ud_u8 *)msg->data_end)
+		goto done;
+	bpf_probe_read_kernel(r->head.text, size, msg->data);
+	result = read_response(&r->head, size, upstream->no_body, &length);
+	if (!result && length > UD_LOCAL_MAX + 1024)
+		result = -1;
+	upstream->left = length;
+done:
+	__sync_lock_test_and_set(&r->claimed, 0);
+	return result;
+}
+
+/* What an endpoint of this host sends: straight to the application that asked. No packet is made, and no
+ * other thread of the kernel is woken up. What it does not move takes the way of all others, and is the agent's. */
+SEC("sk_msg")
+int ud_reply(struct sk_msg_md *msg)
+{
+	struct bpf_sock *sk = msg->sk;
+	struct ud_upstream *upstream;
+	struct ud_counters *all;
+	ud_u64 *cookie, client;
+
+	if (!sk)
+		return SK_PASS;
+	cookie = bpf_sk_storage_get(&ud_peers, sk, 0, 0);
+	if (!cookie)
+		return SK_PASS;
+	upstream = bpf_map_lookup_elem(&ud_upstreams, cookie);
+	if (!upstream || !upstream->client || upstream->client == UD_RETIRED || upstream->relay)
+		return SK_PASS;
+	client = upstream->client;
+	if (!bpf_map_lookup_elem(&ud_conns, &client) || (!upstream->in_body && begin_reply(msg, upstream)) ||
+	    msg->size > upstream->left ||
+	    bpf_msg_redirect_hash(msg, &ud_clients, &client, BPF_F_INGRESS) != SK_PASS) {
+		upstream->relay = 1;
+		return SK_PASS;
+	}
+	upstream->in_body = 1;
+	upstream->left -= msg->size;
+	if (!upstream->left) {
+		all = counters();
+		if (all)
+			all->responses_kernel++;
+		end_response(upstream, *cookie, 1);
+	}
+	return SK_PASS;
+}
+
+/* What is sent to an endpoint by TCP is let through. With a verdict, Linux knows how much is there (FIONREAD). */
+SEC("sk_skb/stream_verdict")
+int ud_to_local(struct __sk_buff *skb)
+{
+	(void)skb;
+	return SK_PASS;
 }
 
 /* What the agent does to the pools. */

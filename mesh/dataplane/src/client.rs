@@ -269,7 +269,7 @@ impl Connection {
             return self.answer(&answer, &parsed).await;
         }
         let edits = generation.edits(tag.action);
-        let Some(mut link) = self.agent.upstreams.connect(tag.endpoint).await else {
+        let Some(mut link) = self.agent.upstreams.connect(&self.agent, tag.endpoint).await else {
             return self.answer(&answer::unavailable("remote connection failure"), &parsed).await;
         };
         let no_body = parsed.method == "HEAD";

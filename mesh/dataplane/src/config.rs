@@ -44,6 +44,9 @@ pub struct Config {
     /// Idle connections that each endpoint has at least, and at most.
     #[serde(default)]
     pub pool: Pool,
+    /// Whether bytes to and from endpoints in the control group, on this host, skip TCP.
+    #[serde(default = "yes")]
+    pub local_bypass: bool,
     /// Objects are kept here. None: nowhere.
     #[serde(default)]
     pub cache: Option<PathBuf>,
@@ -99,6 +102,10 @@ pub const SOCKET: &str = "/run/underdeck/mesh.sock";
 
 fn socket() -> PathBuf {
     SOCKET.into()
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn mesh() -> String {

@@ -88,6 +88,7 @@ pub(crate) struct Kernel {
     upstreams: MapHandle,
     servers: MapHandle,
     by_peer: MapHandle,
+    expected: MapHandle,
     pools: std::cell::RefCell<Vec<MapHandle>>,
     links: Vec<Link>,
 }
@@ -133,8 +134,15 @@ impl Kernel {
         let object = bpf("the fixed programs", open.load())?;
         let folder = open_cgroup(cgroup)?;
         let mut links = Vec::new();
-        for name in ["ud_request", "ud_from_agent", "ud_response"] {
-            let map = map(&object, if name == "ud_response" { "ud_servers" } else { "ud_clients" })?;
+        let attached = [
+            ("ud_request", "ud_clients"),
+            ("ud_from_agent", "ud_clients"),
+            ("ud_response", "ud_servers"),
+            ("ud_reply", "ud_locals"),
+            ("ud_to_local", "ud_locals"),
+        ];
+        for (name, of) in attached {
+            let map = map(&object, of)?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
         // The order matters: a connection must not be taken over before it can be known.
@@ -149,6 +157,7 @@ impl Kernel {
             upstreams: map(&object, "ud_upstreams")?,
             servers: map(&object, "ud_servers")?,
             by_peer: map(&object, "ud_by_peer")?,
+            expected: map(&object, "ud_expected")?,
             pools: std::cell::RefCell::default(),
             links,
             object,
@@ -259,6 +268,14 @@ impl Kernel {
             self.remove_upstream(cookie);
         }
         bpf("ud_servers", added)
+    }
+
+    /// The agent is about to connect from `ours` to an endpoint of this host: bytes go to its socket, and come from it,
+    /// without TCP, if its process is in the control group.
+    pub(crate) fn expect(&self, cookie: u64, ours: SocketAddr, endpoint: SocketAddr) {
+        let pair = [address(ours).bytes(), address(endpoint).bytes()].concat();
+        // If it fails, they take the way through TCP.
+        let _ = self.expected.update(&pair, cookie.bytes(), MapFlags::ANY);
     }
 
     /// Nobody takes it from now on. True: it was idle.

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::task::AbortHandle;
 use underdeck_mesh_compiler::abi::{UD_RETIRED, ud_upstream};
 
@@ -32,7 +32,30 @@ const ACCEPT: Duration = Duration::from_secs(5);
 /// One server.
 struct Endpoint {
     address: SocketAddr,
+    /// Where connections to it come from, if it is on this host.
+    source: Option<IpAddr>,
     connections: usize,
+}
+
+/// The address that this host uses towards another one of its own. None: `address` is not its own.
+fn source_of(address: SocketAddr) -> Option<IpAddr> {
+    UdpSocket::bind((address.ip(), 0)).ok()?;
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(address).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// A socket whose other end the kernel will know, if that is on this host: it needs its address before it connects.
+fn socket(agent: &Agent, address: SocketAddr, source: Option<IpAddr>) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    if agent.config().local_bypass
+        && let Some(source) = source
+        && socket.bind(SocketAddr::new(source, 0)).is_ok()
+    {
+        agent.kernel.expect(SockRef::from(&socket).cookie()?, socket.local_addr()?, address);
+    }
+    Ok(socket)
 }
 
 /// All of them, by their numbers.
@@ -51,7 +74,7 @@ impl Upstreams {
         }
         let number = make()?;
         self.numbers.borrow_mut().insert(address, number);
-        self.endpoints.borrow_mut().push(Endpoint { address, connections: 0 });
+        self.endpoints.borrow_mut().push(Endpoint { address, source: source_of(address), connections: 0 });
         Some(number)
     }
 
@@ -61,9 +84,10 @@ impl Upstreams {
     }
 
     /// A connection for the agent.
-    pub(crate) async fn connect(&self, endpoint: u32) -> Option<Link> {
-        let address = self.endpoints.borrow().get(endpoint as usize)?.address;
-        let stream = tokio::time::timeout(CONNECT, TcpStream::connect(address)).await.ok()?.ok()?;
+    pub(crate) async fn connect(&self, agent: &Agent, endpoint: u32) -> Option<Link> {
+        let (address, source) = self.endpoints.borrow().get(endpoint as usize).map(|it| (it.address, it.source))?;
+        let socket = socket(agent, address, source).ok()?;
+        let stream = tokio::time::timeout(CONNECT, socket.connect(address)).await.ok()?.ok()?;
         let _ = stream.set_nodelay(true);
         let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
         Some(Link::new(stream))
@@ -101,7 +125,7 @@ impl Upstreams {
             if has >= agent.config().pool.min {
                 return;
             }
-            let Some(link) = self.connect(endpoint).await else { return };
+            let Some(link) = self.connect(agent, endpoint).await else { return };
             self.give(agent, endpoint, link);
         }
     }

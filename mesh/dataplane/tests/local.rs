@@ -1,0 +1,132 @@
+//! Endpoints of this host: bytes skip TCP, and nobody can tell but by looking at TCP's own counters. Needs root and Envoy.
+
+mod support;
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use support::backend::pattern;
+use support::client::Client;
+use support::{Agent, POLICIES, Setup, inside};
+
+/// Longer responses are moved by the agent.
+const MOST: usize = 1 << 20;
+
+/// What TCP has received on a socket (`tcpi_bytes_received` of `struct tcp_info` in `<linux/tcp.h>`).
+fn received(stream: &TcpStream) -> u64 {
+    const AT: usize = 128;
+    let mut info = [0u8; 256];
+    let mut len = 256;
+    // SAFETY: a buffer and its length, which outlive the call.
+    let result = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    assert!(result == 0 && len as usize >= AT + 8);
+    u64::from_ne_bytes(info[AT..AT + 8].try_into().expect("eight bytes"))
+}
+
+/// Answers `/size/N`, and `/tcp` with what TCP has received. `/pieces/N`: the head and each part in a message of its own.
+/// Threads block in `read` from before the first request on. Gives its address, and how often a write was refused.
+fn server(at: &str) -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind(at).expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let refused = Arc::new(AtomicU64::new(0));
+    let counter = refused.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let counter = counter.clone();
+            std::thread::spawn(move || {
+                if let Err(error) = answer(stream)
+                    && error.kind() == ErrorKind::PermissionDenied
+                {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    (address, refused)
+}
+
+fn answer(stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut output, mut input) = (stream.try_clone()?, BufReader::new(stream));
+    loop {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if input.read_line(&mut head)? == 0 {
+                return Ok(());
+            }
+        }
+        let path = head.split(' ').nth(1).unwrap_or_default();
+        let size = path.rsplit('/').next().and_then(|size| size.parse().ok());
+        let body = size.map_or_else(|| received(&output).to_string().into_bytes(), pattern);
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+        if path.starts_with("/pieces/") {
+            output.write_all(head.as_bytes())?;
+            for piece in body.chunks(7001) {
+                output.write_all(piece)?;
+            }
+        } else {
+            output.write_all(&[head.as_bytes(), &body].concat())?;
+        }
+    }
+}
+
+fn start(name: &str, group: &Path, service: &str, endpoint: SocketAddr, more: &str) -> (Agent, SocketAddr) {
+    let service: SocketAddr = service.parse().expect("an address");
+    let endpoints = [("shop.test||", endpoint)];
+    let (services, policies) = (&[service], POLICIES);
+    (Agent::start(&Setup { name, group, policies, services, endpoints: &endpoints, more }), service)
+}
+
+#[test]
+fn bytes_skip_tcp_unless_it_is_switched_off() {
+    let name = "bytes_skip_tcp_unless_it_is_switched_off";
+    inside(name, |group| {
+        let ways = [("", "127.0.0.1:0", true), ("", "[::1]:0", true), ("local_bypass: false", "127.0.0.1:0", false)];
+        for (more, at, skips) in ways {
+            let (endpoint, _) = server(at);
+            let (agent, service) = start(name, group, "127.87.0.1:80", endpoint, more);
+            let mut client = Client::connect(service);
+            let sizes = [0, 1, 1000, 65_536, 70_000, 300_000, MOST, MOST + 2000, 10];
+            for size in sizes {
+                for path in [format!("/size/{size}"), format!("/pieces/{size}")] {
+                    assert_eq!(client.get(&path).matches(size), Ok(()), "{path} {more}");
+                }
+            }
+            let seen: u64 = client.get("/tcp").text().parse().expect("a number");
+            assert_eq!(seen == 0, skips, "{seen} bytes by TCP; {at} {more}");
+            let responses = agent.status().responses;
+            let limit = if skips { MOST } else { 65_536 };
+            let long = sizes.iter().filter(|size| **size > limit).count() as u64 * 2;
+            let all = sizes.len() as u64 * 2 + 1;
+            assert_eq!((responses.kernel, responses.agent), (all - long, long), "{at} {more}");
+            agent.stop();
+        }
+    });
+}
+
+#[test]
+fn clients_that_go_away_hurt_nobody() {
+    let name = "clients_that_go_away_hurt_nobody";
+    inside(name, |group| {
+        let (endpoint, refused) = server("127.0.0.1:0");
+        let (agent, service) = start(name, group, "127.87.0.2:80", endpoint, "");
+        let mut stays = Client::connect(service);
+        for turn in 0..200 {
+            let mut goes = Client::connect(service);
+            goes.send(format!("GET /pieces/{} HTTP/1.1\r\nHost: shop.test\r\n\r\n", 1 + turn * 5000).as_bytes());
+            if turn % 2 == 0 {
+                drop(goes);
+            }
+            assert_eq!(stays.get(&format!("/size/{turn}")).matches(turn), Ok(()));
+        }
+        assert_eq!(refused.load(Ordering::Relaxed), 0, "a server was told that it may not send");
+        agent.until("connections of those that went are gone", |status| status.connections == 1);
+        agent.stop();
+    });
+}
