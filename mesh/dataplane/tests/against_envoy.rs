@@ -160,7 +160,7 @@ fn run(test: &str, group: &Path, file: &str, listener: &str, service: &str) {
     let status = agent.status();
     eprintln!("{file}: {requests} requests, seed {seed}: {:?} {ends:?}", status.requests);
     agent.stop();
-    envoy.stop().expect("Envoy ends");
+    drop(envoy);
     let shown = differences.iter().take(6).cloned().collect::<Vec<_>>().join("\n\n");
     assert!(differences.is_empty(), "{} of {requests} differ (seed {seed}):\n{shown}", differences.len());
     assert!(ends.len() > 1, "the requests have all the same end: {ends:?}");

@@ -63,7 +63,7 @@ fn curl_gets_what_nginx_says() {
         }
         assert!(agent.status().requests.kernel > 5);
         agent.stop();
-        nginx.process.stop().expect("nginx ends");
+        drop(nginx);
     });
 }
 
@@ -93,7 +93,7 @@ for turn in range(100):
         let status = agent.status();
         assert!(status.requests.kernel >= 80 && status.requests.envoy == 0, "{status:#?}");
         agent.stop();
-        nginx.process.stop().expect("nginx ends");
+        drop(nginx);
     });
 }
 
@@ -152,7 +152,7 @@ fn an_endpoint_that_is_restarted_under_load() {
         let status = agent.status();
         assert!(status.requests.kernel > before && unavailable > 0, "{unavailable} {status:#?}");
         agent.stop();
-        nginx.process.stop().expect("nginx ends");
+        drop(nginx);
     });
 }
 
@@ -164,7 +164,7 @@ fn an_endpoint_that_is_stopped_is_a_503() {
         for _ in 0..20 {
             assert_eq!(client.get("/1000").matches(1000), Ok(()));
         }
-        first.process.stop().expect("nginx ends");
+        drop(first);
         let response = client.get("/1000");
         assert_eq!(response.status, 503, "{}", response.text());
         agent.until("no connection to it is left", |status| status.upstreams[0].connections == 0);

@@ -93,7 +93,7 @@ fn answers(address: SocketAddr, bytes: &str, cut: Option<usize>) -> Vec<String> 
     // The other side may have closed its end after an error.
     let _ = stream.write_all(first).and_then(|()| stream.write_all(rest));
     let mut all = Vec::new();
-    wait::until("the answers come, or the connection ends", Duration::from_secs(20), || {
+    wait::until("the answers come, or the connection ends", Duration::from_secs(60), || {
         let mut piece = [0; 4096];
         match stream.read(&mut piece) {
             Ok(0) => return Some(()),
@@ -175,7 +175,7 @@ fn odd_requests_end_as_they_end_with_envoy() {
             assert_eq!(answers(ours, &format!("{odd}{second}"), Some(odd.len() / 2)), ["400 "], "{odd:?}");
         }
         agent.stop();
-        envoy.stop().expect("Envoy ends");
+        drop(envoy);
         assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
     });
 }

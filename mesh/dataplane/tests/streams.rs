@@ -304,7 +304,7 @@ fn poll_and_fionread_see_what_the_kernel_moved() {
         // SAFETY: one structure, which outlives the call.
         assert_eq!(unsafe { libc::poll(&raw mut set, 1, 20_000) }, 1);
         let mut whole = 0;
-        let enough = wait::until("FIONREAD says how much there is", Duration::from_secs(10), || {
+        let enough = wait::until("FIONREAD says how much there is", Duration::from_secs(60), || {
             let mut size = 0;
             // SAFETY: FIONREAD writes an int.
             assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut size) }, 0);

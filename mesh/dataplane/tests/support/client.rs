@@ -33,7 +33,7 @@ impl Response {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A socket in a sockmap that is woken for another reason than bytes (its FIN was acknowledged) answers EAGAIN to a
 /// blocking read: Linux 6.18 waits once. The second field: nothing came for too long.

@@ -48,7 +48,7 @@ struct Group(PathBuf);
 impl Drop for Group {
     fn drop(&mut self) {
         // The last process of it may not be reaped yet.
-        let gone = wait::until("the group is empty", Duration::from_secs(10), || std::fs::remove_dir(&self.0).ok());
+        let gone = wait::until("the group is empty", Duration::from_secs(60), || std::fs::remove_dir(&self.0).ok());
         assert!(gone.is_ok() || std::thread::panicking(), "{} stays", self.0.display());
     }
 }
@@ -133,7 +133,7 @@ impl Agent {
 
     /// Until connections are taken over.
     fn wait(&mut self) {
-        let ready = wait::until("the agent is ready", Duration::from_secs(60), || {
+        let ready = wait::until("the agent is ready", Duration::from_secs(120), || {
             assert!(self.child.try_wait().expect("a child").is_none(), "the agent ended");
             ask(&self.socket()).ok()
         });
@@ -150,7 +150,7 @@ impl Agent {
 
     /// Waits for something that the agent counts.
     pub fn until(&self, what: &str, is: impl Fn(&Status) -> bool) -> Status {
-        let found = wait::until(what, Duration::from_secs(20), || Some(self.status()).filter(|status| is(status)));
+        let found = wait::until(what, Duration::from_secs(120), || Some(self.status()).filter(|status| is(status)));
         found.unwrap_or_else(|error| panic!("{error}: {:#?}", self.status()))
     }
 

@@ -55,7 +55,8 @@ impl Nginx {
 
     /// Ends it, and starts it again at the same address.
     pub fn restart(self) -> Self {
-        self.process.stop().expect("nginx ends");
+        // A busy machine may need longer than the fixture waits: then it was killed.
+        let _ = self.process.stop();
         Self { process: spawn(self.place.path(), self.address), ..self }
     }
 }
@@ -65,7 +66,7 @@ fn spawn(place: &Path, address: SocketAddr) -> Process {
     command.arg("-p").arg(place).arg("-c").arg(place.join("nginx.conf"));
     command.arg("-e").arg(place.join("error"));
     let mut process = Process::spawn("nginx", place, command).expect("nginx starts");
-    wait::until("nginx listens", Duration::from_secs(20), || {
+    wait::until("nginx listens", Duration::from_secs(60), || {
         assert!(process.exited().is_none(), "nginx ended:\n{}", process.stderr_tail());
         TcpStream::connect(address).ok()
     })
