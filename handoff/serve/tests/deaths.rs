@@ -15,7 +15,7 @@ use underdeck_handoff_control::message::{Body, Done, Refusal};
 use underdeck_handoff_control::policy::{Candidate, Policy, choose};
 use underdeck_handoff_steer::{Flow, Options};
 
-const PIN: &str = "policy = \"pin\"\nstep-ms = 1500\n";
+const PIN: &str = "policy = \"pin\"\nstep-ms = 5000\n";
 
 /// Clients whose connections are with backends, and which backend that is, by the backends' own count.
 fn clients(site: &Site, count: usize) -> Vec<Client> {
@@ -30,7 +30,7 @@ fn clients(site: &Site, count: usize) -> Vec<Client> {
 fn exactly_the_connections_of_a_dead_backend_end() {
     for stopped in [false, true] {
         let site = Site::new(3);
-        let config = format!("{PIN}user-timeout-ms = 1000\ndead-after-ms = 2000\n");
+        let config = format!("{PIN}user-timeout-ms = 3000\ndead-after-ms = 5000\n");
         let backends: Vec<_> = (0..3).map(|number| site.start_backend(number, &config)).collect();
         let balancer = site.start_balancer(&config);
         balancer.sees(3);
@@ -113,7 +113,7 @@ fn a_backend_that_starts_anew_is_another_one() {
 
 #[test]
 fn the_next_backend_of_a_shard_answers_for_a_dead_one() {
-    let shard = "policy = \"shard\"\nstep-ms = 1500\n";
+    let shard = "policy = \"shard\"\nstep-ms = 5000\n";
     let site = Site::new(3);
     let mut backends: Vec<_> = (0..3).map(|number| Some(site.start_backend(number, shard))).collect();
     let balancer = site.start_balancer(shard);
@@ -181,7 +181,7 @@ fn a_backend_that_sleeps_through_a_handoff_does_not_take_it_later() {
 #[test]
 fn a_balancer_that_sleeps_through_a_return_has_no_second_say() {
     let site = Site::new(1);
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 5000\n";
     let backend = site.start_backend(0, per_request);
     let balancer = site.start_balancer(per_request);
     balancer.sees(1);
@@ -259,7 +259,7 @@ fn backends_finish_what_they_own_when_the_balancer_starts_anew() {
 fn connections_come_back_to_the_next_balancer() {
     let site = Site::new(2);
     let pin = Pin::new("back");
-    let per_request = "policy = \"per-request 1\"\nstep-ms = 1500\n";
+    let per_request = "policy = \"per-request 1\"\nstep-ms = 5000\n";
     let backends = [0, 1].map(|number| site.start_backend(number, per_request));
     let config = format!("{}policy = \"per-request 1\"\n", pin.config().replace("policy = \"pin\"\n", ""));
     let balancer = site.start_balancer(&config);
@@ -285,7 +285,7 @@ fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
     for fault in [Fault::SilentAtBegin, Fault::SilentAtLbReady(None)] {
         let site = Site::new(1);
         let pin = Pin::new("way");
-        let config = pin.config().replace("step-ms = 1500", "step-ms = 15000");
+        let config = pin.config().replace("step-ms = 5000", "step-ms = 50000");
         let heard = fake::backend(&site, fault);
         let balancer = site.start_balancer(&config);
         balancer.sees(1);
@@ -312,7 +312,7 @@ fn connections_that_were_on_their_way_when_the_balancer_died_are_reset() {
 fn a_backend_that_was_to_take_it_tells_the_next_balancer() {
     let site = Site::new(1);
     let pin = Pin::new("told");
-    let backend = site.start_backend(0, "policy = \"pin\"\nstep-ms = 15000\n");
+    let backend = site.start_backend(0, "policy = \"pin\"\nstep-ms = 50000\n");
     let mut client = {
         // Plays a balancer that dies between the redirection and LB_READY, and leaves its rule.
         let options = Options { pin: Some(pin.0.clone()), ..Options::default() };
@@ -385,7 +385,7 @@ fn an_inherited_redirection_that_nothing_uses_goes() {
 #[test]
 fn without_pins_connections_end_with_their_balancer() {
     let site = Site::new(1);
-    let backend = site.start_backend(0, &format!("{PIN}user-timeout-ms = 1000\nidle-ms = 2000\n"));
+    let backend = site.start_backend(0, &format!("{PIN}user-timeout-ms = 3000\nidle-ms = 2000\n"));
     let balancer = site.start_balancer(PIN);
     balancer.sees(1);
     let mut clients = clients(&site, 2);
@@ -435,7 +435,7 @@ impl Restless {
 /// Whatever step a connection is at: nobody hears wrong bytes, nobody waits for ever, and nothing is left.
 #[test]
 fn killed_at_any_moment() {
-    const MOVING: &str = "policy = \"per-request 1\"\nstep-ms = 1500\n";
+    const MOVING: &str = "policy = \"per-request 1\"\nstep-ms = 5000\n";
     let site = Site::new(2);
     let pin = Pin::new("any");
     let pinned = format!("{MOVING}pin = {:?}\n", pin.0);

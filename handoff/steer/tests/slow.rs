@@ -54,7 +54,7 @@ fn target() -> Target {
 }
 
 fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();

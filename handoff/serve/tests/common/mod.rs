@@ -21,7 +21,7 @@ use underdeck_handoff_control::tls::Identity;
 use underdeck_handoff_serve::{Config, Report, objects};
 
 /// Everything that a test waits for is there within this time, or never.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A network namespace.
 pub struct Host(File);
@@ -151,7 +151,7 @@ impl Site {
     fn start(&self, name: &str, host: usize, on: &Host, more: &str) -> Server {
         let folder = self.folder.path();
         // A machine that is busy is no sign of a dead backend.
-        let dead_after = if more.contains("dead-after-ms") { "" } else { "dead-after-ms = 5000\n" };
+        let dead_after = if more.contains("dead-after-ms") { "" } else { "dead-after-ms = 15000\n" };
         let mut text = format!(
             "listen = \"10.0.0.{host}:80\"\ncontrol = \"10.0.0.{host}:7000\"\ninterfaces = [\"eth0\"]\n\
              authority = {:?}\ncertificate = {:?}\nkey = {:?}\nstatus = {:?}\n{dead_after}{more}\n",
