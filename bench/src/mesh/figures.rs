@@ -81,9 +81,9 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of some values; zeros if there are none.
+    /// Of some values; zeros if there are none. A slice without an answer leads to ratios that are no numbers: left out.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.into_iter().collect();
+        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
         let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
         Self { median: at(values.len() / 2), min: at(0), max: at(values.len().saturating_sub(1)) }
