@@ -9,6 +9,7 @@
 
 pub mod anchor;
 pub mod bars;
+pub mod demo;
 pub mod figure;
 pub mod handoff;
 pub mod machine;

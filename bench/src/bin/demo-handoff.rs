@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
+use underdeck_bench::demo::Verdict;
 use underdeck_bench::handoff::{Ask, Handoffs, Mode, STEPS, latency, run};
 use underdeck_bench::size::show;
 use underdeck_lab::network::Offload;
@@ -92,32 +93,11 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
-        Ok(options) => options,
-        Err(usage) => {
-            eprintln!("demo-handoff: {usage}");
-            return ExitCode::from(2);
-        }
-    };
-    match demo(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("demo-handoff: a byte was wrong, a connection broke, or a handoff failed: see above");
-            ExitCode::from(1)
-        }
-        Err(error @ LabError::MissingTool { .. }) => {
-            eprintln!("demo-handoff: {error}");
-            ExitCode::from(4)
-        }
-        Err(error) => {
-            eprintln!("demo-handoff: {error}");
-            ExitCode::from(70)
-        }
-    }
+    underdeck_bench::demo::run("demo-handoff", options(), demo)
 }
 
 /// Runs everything. True if nothing was wrong.
-fn demo(options: &Options) -> Result<bool, LabError> {
+fn demo(options: &Options) -> Verdict {
     let plan = Plan {
         client_links: CLIENT_LINKS,
         rate_mbit: Some(RATE_MBIT),
@@ -162,7 +142,7 @@ fn demo(options: &Options) -> Result<bool, LabError> {
     };
     save(&report, &options.json)?;
     eprintln!("JSON: {}", options.json.display());
-    Ok(right)
+    Ok((!right).then(|| "a byte was wrong, a connection broke, or a handoff failed: see above".to_owned()))
 }
 
 fn save(report: &Report, path: &std::path::Path) -> Result<(), LabError> {

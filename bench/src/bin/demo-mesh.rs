@@ -17,6 +17,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use underdeck_bench::demo::Verdict;
 use underdeck_bench::mesh::awake::Awake;
 use underdeck_bench::mesh::drive::{Drive, Driven, What};
 use underdeck_bench::mesh::figures::{Gains, Hop, Plane as Figures, Report, Slice, Spread, Step};
@@ -80,28 +81,7 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
-        Ok(options) => options,
-        Err(usage) => {
-            eprintln!("demo-mesh: {usage}");
-            return ExitCode::from(2);
-        }
-    };
-    match demo(&options) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            eprintln!("demo-mesh: {wrong} responses were wrong or never came");
-            ExitCode::from(1)
-        }
-        Err(error @ LabError::MissingTool { .. }) => {
-            eprintln!("demo-mesh: {error}");
-            ExitCode::from(4)
-        }
-        Err(error) => {
-            eprintln!("demo-mesh: {error}");
-            ExitCode::from(70)
-        }
-    }
+    underdeck_bench::demo::run("demo-mesh", options(), demo)
 }
 
 /// The client has the last CPU, everything else the others.
@@ -162,7 +142,7 @@ fn warn_if_busy() {
 }
 
 /// Runs everything; gives how many responses were wrong.
-fn demo(options: &Options) -> Result<u64, LabError> {
+fn demo(options: &Options) -> Verdict {
     warn_if_busy();
     let stage = Stage::new(&options.kinds)?;
     eprintln!(
@@ -193,7 +173,8 @@ fn demo(options: &Options) -> Result<u64, LabError> {
         report.wrong,
         options.json.display()
     );
-    Ok(report.wrong + u64::from(report.responses == 0))
+    let wrong = report.wrong + u64::from(report.responses == 0);
+    Ok((wrong > 0).then(|| format!("{wrong} responses were wrong or never came")))
 }
 
 fn count(report: &mut Report, kind: Kind, driven: &Driven) {

@@ -1,11 +1,12 @@
 //! `make demo`: real traffic through a plain nginx and the same nginx under Underdeck.
 //!
-//! `demo [--quick] [--json FILE]`. Exit code 0: every response was right; 1: one was not; 70: something else failed.
+//! `demo [--quick] [--json FILE]`. Exit code 0: every response was right; 1: one was not; 4: a tool is missing; 70: something else failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use underdeck_bench::demo::Verdict;
 use underdeck_bench::measure::{Bench, Side};
 use underdeck_bench::report::{Case, Report, head, rows};
 use underdeck_bench::run::{Run, SATURATED, spread};
@@ -41,28 +42,11 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
-        Ok(options) => options,
-        Err(usage) => {
-            eprintln!("demo: {usage}");
-            return ExitCode::from(2);
-        }
-    };
-    match demo(&options) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(mismatches) => {
-            eprintln!("demo: {mismatches} responses were not what the backend serves");
-            ExitCode::from(1)
-        }
-        Err(error) => {
-            eprintln!("demo: {error}");
-            ExitCode::from(70)
-        }
-    }
+    underdeck_bench::demo::run("demo", options(), demo)
 }
 
-/// Runs everything; returns the number of wrong responses.
-fn demo(options: &Options) -> Result<u64, LabError> {
+/// Runs everything.
+fn demo(options: &Options) -> Verdict {
     let bench = Bench::start(&SIZES, Engine::here()?)?;
     eprintln!(
         "nginx with 16 buffers of 64 KiB, one worker on a CPU of its own, clients and backend on another; {CONNECTIONS} \
@@ -124,5 +108,6 @@ fn demo(options: &Options) -> Result<u64, LabError> {
             idle.join(", ")
         );
     }
-    Ok(wrong + resets)
+    let wrong = wrong + resets;
+    Ok((wrong > 0).then(|| format!("{wrong} responses were not what the backend serves")))
 }

@@ -1,0 +1,37 @@
+//! How the demos begin and end.
+
+use std::process::ExitCode;
+
+use underdeck_lab::LabError;
+
+/// What a demo has to complain about; none if every byte was right.
+pub type Verdict = Result<Option<String>, LabError>;
+
+/// Runs a demo with its options, or says what is wrong with them. Exit code 0: every byte was right; 1: not so; 2: the options; 4: root
+/// or a tool is missing; 70: something else failed.
+pub fn run<O>(name: &str, options: Result<O, String>, demo: impl FnOnce(&O) -> Verdict) -> ExitCode {
+    let (what, code) = match options.map(|options| demo(&options)) {
+        Ok(Ok(None)) => return ExitCode::SUCCESS,
+        Ok(Ok(Some(wrong))) => (wrong, 1),
+        Err(usage) => (usage, 2),
+        Ok(Err(error @ LabError::MissingTool { .. })) => (error.to_string(), 4),
+        Ok(Err(error)) => (error.to_string(), 70),
+    };
+    eprintln!("{name}: {what}");
+    ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_says_what_was_wrong() {
+        let ends = |verdict: Verdict| format!("{:?}", run("demo", Ok(()), |()| verdict));
+        let code = |code: u8| format!("{:?}", ExitCode::from(code));
+        assert_eq!(ends(Ok(None)), code(0));
+        assert_eq!(ends(Ok(Some("3 responses were wrong".to_owned()))), code(1));
+        assert_eq!(ends(Err(LabError::Tls("no".to_owned()))), code(70));
+        assert_eq!(format!("{:?}", run("demo", Err::<(), _>("--x: unknown".to_owned()), |()| Ok(None))), code(2));
+    }
+}
