@@ -27,6 +27,23 @@ pub(crate) fn wait_for_bytes(fd: c_int) -> Result<()> {
     unsafe { syscall!(Sysno::recvfrom, fd, &raw mut byte, 1, libc::MSG_PEEK, 0, 0) }.map(drop)
 }
 
+/// Waits until a socket takes more, as long as `send(2)` does.
+pub(crate) fn wait_for_room(fd: c_int) -> Result<()> {
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: the kernel writes one timeval.
+    unsafe { syscall!(Sysno::getsockopt, fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &raw mut limit, &raw mut length) }?;
+    let limit = libc::timespec { tv_sec: limit.tv_sec, tv_nsec: limit.tv_usec * 1000 };
+    let for_ever = limit.tv_sec == 0 && limit.tv_nsec == 0;
+    let limit = if for_ever { core::ptr::null() } else { &raw const limit };
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the kernel reads and writes one pollfd, and reads one timespec or none.
+    match unsafe { syscall!(Sysno::ppoll, &raw mut asked, 1, limit, 0, 0) }? {
+        0 => Err(Errno::EAGAIN),
+        _ => Ok(()),
+    }
+}
+
 /// Sends `iov` on a socket.
 pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     if let [one] = iov {
