@@ -44,6 +44,14 @@ pub(crate) fn wait_for_room(fd: c_int) -> Result<()> {
     }
 }
 
+/// Whether a descriptor is a socket.
+pub(crate) fn is_socket(fd: c_int) -> bool {
+    let mut kind: c_int = 0;
+    let mut length = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes one int.
+    unsafe { syscall!(Sysno::getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, &raw mut kind, &raw mut length) }.is_ok()
+}
+
 /// Sends `iov` on a socket.
 pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     if let [one] = iov {
