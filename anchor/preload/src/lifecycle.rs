@@ -10,7 +10,7 @@ use crate::config::{Peer, Rule};
 use crate::engine::{self, Engine};
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{egress, exits, routes, sys, watch};
+use crate::{ahead, egress, exits, routes, sys, watch};
 
 /// A socket was made: remembers stream sockets of the families that can carry proxied traffic.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int) {
@@ -65,6 +65,7 @@ fn begin(engine: &Engine, fd: c_int, role: Role, route: u8, copies: Option<Reaso
 pub(crate) fn closing(fd: c_int) -> bool {
     let cell = match table::entry(fd) {
         Entry::Nothing => {
+            ahead::closed(fd);
             exits::closed(fd, false);
             return true;
         }

@@ -44,6 +44,19 @@ pub(crate) fn wait_for_room(fd: c_int) -> Result<()> {
     }
 }
 
+/// A descriptor that is readable for ever.
+pub(crate) fn readable() -> Result<c_int> {
+    // SAFETY: no pointers.
+    let fd = unsafe { syscall!(Sysno::eventfd2, 1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }?;
+    Ok(fd as c_int)
+}
+
+/// epoll_ctl(2), past the hooks.
+pub(crate) fn epoll_control(set: c_int, operation: c_int, fd: c_int, event: libc::epoll_event) -> Result<usize> {
+    // SAFETY: the kernel reads one event.
+    unsafe { syscall!(Sysno::epoll_ctl, set, operation, fd, &raw const event) }
+}
+
 /// Whether a descriptor is a socket.
 pub(crate) fn is_socket(fd: c_int) -> bool {
     let mut kind: c_int = 0;
