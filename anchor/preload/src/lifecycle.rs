@@ -10,7 +10,7 @@ use crate::config::{Peer, Rule};
 use crate::engine::{self, Engine};
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{ahead, egress, exits, routes, sys, watch};
+use crate::{ahead, batch, egress, exits, routes, sys, watch};
 
 /// A socket was made: remembers stream sockets of the families that can carry proxied traffic.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int) {
@@ -86,6 +86,9 @@ pub(crate) fn closing(fd: c_int) -> bool {
         let Some(other) = (socket.aliases > 0).then(|| another(cell)).flatten() else { return true };
         socket.aliases -= 1;
         socket.fd = other;
+        if socket.batch.is_some() {
+            batch::remember(other);
+        }
         false
     });
     if last != Some(true) {

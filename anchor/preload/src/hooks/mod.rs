@@ -2,6 +2,7 @@
 //! the engine or the function it stands in for.
 
 mod exits;
+mod idle;
 mod lifecycle;
 mod receive;
 mod send;

@@ -3,11 +3,11 @@
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use syscalls::Errno;
 
-use super::{fail, next, on};
+use super::{fail, next, on, quietly};
 use crate::engine::Engine;
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{ahead, ingress, iov, sys};
+use crate::{ahead, batch, ingress, iov, sys};
 
 fn one(buffer: *mut c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer, iov_len: size }]
@@ -53,6 +53,7 @@ fn waiting(fd: c_int, flags: c_int, step: impl Fn(c_int) -> Option<ssize_t>) -> 
         if !empty || sys::is_nonblocking(fd) {
             return Some(n);
         }
+        quietly((), batch::before_waiting);
         if let Err(error) = sys::wait_for_bytes(fd) {
             return Some(fail(error));
         }

@@ -7,7 +7,7 @@ use underdeck_stats::Reason;
 use super::{fail, next, on, quietly};
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{anchor, egress, engine, exits, iov, sys};
+use crate::{anchor, batch, egress, engine, exits, iov, sys};
 
 fn one(buffer: *const c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer.cast_mut(), iov_len: size }]
@@ -46,6 +46,7 @@ fn transmit(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Opti
         if sys::is_nonblocking(fd) {
             return Some(if done == 0 { n } else { done.cast_signed() });
         }
+        quietly((), batch::before_waiting);
         if is_plain(cell, fd) {
             return Some(transmit_plain(cell, fd, iov, done, flags & !libc::MSG_DONTWAIT));
         }

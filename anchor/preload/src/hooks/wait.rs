@@ -125,6 +125,7 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, even
 /// As poll(2).
 unsafe fn poll_by(list: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -> c_int) -> c_int {
     const BYTES: c_short = libc::POLLIN | libc::POLLRDNORM;
+    quietly((), batch::before_waiting);
     if list.is_null() || !ahead::was_ever() {
         return wait(false);
     }
@@ -211,6 +212,7 @@ pub unsafe extern "C" fn __ppoll_chk(
 /// # Safety
 /// As select(2).
 unsafe fn select_by(count: c_int, readable: *mut fd_set, wait: impl Fn(bool) -> c_int) -> c_int {
+    quietly((), batch::before_waiting);
     if readable.is_null() || !ahead::was_ever() {
         return wait(false);
     }
@@ -271,6 +273,10 @@ pub unsafe extern "C" fn pselect(
 /// As ioctl(2). The third argument is a word or absent; an absent one is passed on as whatever the register holds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_long) -> c_int {
+    if c_uint::try_from(request) == Ok(libc::TIOCOUTQ as c_uint) {
+        // What was accepted and waits here was not acknowledged either.
+        quietly(true, || batch::leave_at(fd));
+    }
     let result = next!(ioctl(fd => c_int, request => c_ulong, argument => c_long) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
     if result == 0 && c_uint::try_from(request) == Ok(libc::FIONREAD as c_uint) {
         let more = ahead::waiting(fd);
