@@ -12,9 +12,31 @@ use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
 use crate::{ahead, batch, egress, exits, routes, sys, watch};
 
+/// A descriptor is new: a connection that is followed by that number was closed unseen.
+pub(crate) fn came(fd: c_int) {
+    watch::forget(fd);
+    let Some(cell) = table::socket(fd) else { return table::release(fd) };
+    table::release(fd);
+    let last = cell.with(fd, |socket| {
+        socket.aliases = socket.aliases.saturating_sub(1);
+        let other = another(cell);
+        socket.fd = other.unwrap_or(-1);
+        other.is_none()
+    });
+    if last == Some(true)
+        && let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running())
+    {
+        // Whatever was to be sent has nowhere to go: the number is somebody else's.
+        (socket.batch, socket.owed) = (None, None);
+        socket.abandon(engine);
+        socket.detach(engine);
+        table::recycle(cell);
+    }
+}
+
 /// A socket was made: remembers stream sockets of the families that can carry proxied traffic.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int) {
-    watch::forget(fd);
+    came(fd);
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if kind == libc::SOCK_STREAM && matches!(domain, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX) {
         table::note_stream(fd);
@@ -40,7 +62,7 @@ pub(crate) unsafe fn connected(fd: c_int, address: *const sockaddr, length: sock
 
 /// A connection was accepted.
 pub(crate) fn accepted(fd: c_int, listener: c_int) {
-    watch::forget(fd);
+    came(fd);
     let Some(engine) = engine::get() else { return };
     let copies = if engine.config.leave_out.iter().any(|rule| rule.role == Role::Accepted) {
         let local = sys::local_address(fd);
@@ -211,7 +233,8 @@ fn inet(address: &[u8]) -> Option<(IpAddr, u16)> {
 mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
 
     use syscalls::{Sysno, syscall};
 
@@ -254,6 +277,37 @@ mod tests {
         let mut bytes = [0; 8];
         let n = second.read(&mut bytes).expect("something");
         assert_eq!(&bytes[..n], b"pipe");
+    }
+
+    /// A number that stood for a connection with bytes ahead, and that libc closed within fclose(3).
+    fn closed_unseen() -> c_int {
+        let (near, _far, _) = testing::ahead(Some(testing::set()));
+        let fd = near.into_raw_fd();
+        // SAFETY: no pointers.
+        unsafe { syscall!(Sysno::close, fd) }.expect("it was open");
+        fd
+    }
+
+    #[test]
+    fn a_number_that_was_closed_unseen_is_read_as_the_socket_that_it_is_now() {
+        // The new descriptors take whatever numbers are free: the test must get the one that it is about.
+        for passed in [false, true] {
+            let (ours, theirs) = UnixStream::pair().expect("a pair");
+            let mut list: Vec<OwnedFd> = Vec::new();
+            let old = closed_unseen();
+            while !list.iter().any(|fd| fd.as_raw_fd() == old) {
+                assert!(list.len() < 100, "others take all the numbers");
+                if passed {
+                    testing::pass(&ours, theirs.as_raw_fd());
+                    list.push(testing::passed(&theirs));
+                } else {
+                    let (one, two) = UnixStream::pair().expect("a pair");
+                    list.extend([one.into(), two.into()]);
+                }
+            }
+            assert_eq!(ahead::waiting(old), 0, "passed: {passed}");
+            assert!(matches!(table::entry(old), Entry::Nothing | Entry::Fresh), "passed: {passed}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event};
@@ -158,4 +159,43 @@ pub(crate) fn batched(server: &mut TcpStream) -> (TcpStream, TcpStream, usize) {
     let waits = table::socket(fd).and_then(|cell| cell.with(fd, |it| it.batch.is_some()));
     assert_eq!(waits, Some(true), "otherwise this would test nothing");
     (near, far, accepted)
+}
+
+/// One message of one byte with room for one descriptor.
+fn with_message<T>(then: impl FnOnce(&mut libc::msghdr) -> T) -> T {
+    let mut byte = 0u8;
+    let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut control = [0u64; 3];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut iov, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    then(&mut message)
+}
+
+/// Passes a descriptor to whoever has the other end.
+pub(crate) fn pass(by: &UnixStream, fd: RawFd) {
+    with_message(|message| {
+        // SAFETY: there is room for one entry, and everything lives.
+        let n = unsafe {
+            let entry = &mut *libc::CMSG_FIRSTHDR(message);
+            (entry.cmsg_level, entry.cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+            entry.cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(entry).cast::<RawFd>().write_unaligned(fd);
+            message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+            libc::sendmsg(by.as_raw_fd(), message, 0)
+        };
+        assert_eq!(n, 1);
+    });
+}
+
+/// Receives the descriptor of [`pass`].
+pub(crate) fn passed(by: &UnixStream) -> OwnedFd {
+    with_message(|message| {
+        // SAFETY: the kernel has put one descriptor there.
+        unsafe {
+            assert_eq!(libc::recvmsg(by.as_raw_fd(), message, 0), 1);
+            OwnedFd::from_raw_fd(libc::CMSG_DATA(libc::CMSG_FIRSTHDR(message)).cast::<RawFd>().read_unaligned())
+        }
+    })
 }

@@ -7,7 +7,7 @@ use super::{fail, next, on, quietly};
 use crate::engine::Engine;
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{ahead, batch, ingress, iov, sys};
+use crate::{ahead, batch, ingress, iov, lifecycle, sys};
 
 fn one(buffer: *mut c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer, iov_len: size }]
@@ -199,7 +199,12 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     {
         return n;
     }
-    next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
+    let n = next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS));
+    // SAFETY: the kernel has just filled it in.
+    if let (0.., Some(header)) = (n, unsafe { message.as_ref() }) {
+        quietly((), || super::descriptors(header, lifecycle::came));
+    }
+    n
 }
 
 fn receive_message(
@@ -222,7 +227,12 @@ fn receive_message(
         on(cell, fd, |engine, socket| unsafe { receive_with_control(engine, socket, &mut *header, list, flags) })
     };
     // All of it can only be waited for by the kernel.
-    if flags & libc::MSG_WAITALL != 0 { step(flags) } else { waiting(fd, flags, step) }
+    let n = if flags & libc::MSG_WAITALL != 0 { step(flags) } else { waiting(fd, flags, step) };
+    if n.is_some_and(|n| n >= 0) {
+        // SAFETY: as above.
+        quietly((), || super::descriptors(unsafe { &*header }, lifecycle::came));
+    }
+    n
 }
 
 /// Control data (time stamps, passed descriptors) belongs to the bytes it came with: copy.

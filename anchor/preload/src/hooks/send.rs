@@ -210,26 +210,9 @@ fn send_message(cell: &'static Cell, fd: c_int, header: &msghdr, list: &[iovec],
     })
 }
 
-/// Connections whose descriptors go to another process (`SCM_RIGHTS`) are left alone from now on.
+/// Connections whose descriptors go to another process are left alone from now on.
 fn passed_descriptors(header: &msghdr) {
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
-    // SAFETY: the macros of cmsg(3) over the application's own header, as the kernel is about to walk it.
-    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
-    // SAFETY: as above.
-    while let Some(entry) = unsafe { control.as_ref() } {
-        if entry.cmsg_level == libc::SOL_SOCKET && entry.cmsg_type == libc::SCM_RIGHTS {
-            // SAFETY: as above; CMSG_LEN(0) is the length of the header alone.
-            let (data, head) = unsafe { (libc::CMSG_DATA(entry).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
-            for at in 0..entry.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
-                // SAFETY: within the entry.
-                crate::lifecycle::shared(unsafe { data.add(at).read_unaligned() });
-            }
-        }
-        // SAFETY: as above.
-        control = unsafe { libc::CMSG_NXTHDR(header, control) };
-    }
+    super::descriptors(header, crate::lifecycle::shared);
 }
 
 /// # Safety
