@@ -101,6 +101,34 @@ pub unsafe extern "C" fn epoll_pwait(
 }
 
 /// # Safety
+/// As epoll_pwait2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    fd: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let whole = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
+    let wait = |ms: c_int| {
+        let part = timespec { tv_sec: (ms / 1000).into(), tv_nsec: (ms % 1000 * 1_000_000).into() };
+        // What is waited for as asked for is as exact as it was asked for.
+        let timeout = if ms == whole { timeout } else { &raw const part };
+        next!(epoll_pwait2(fd => c_int, events => *mut epoll_event, most => c_int, timeout => *const timespec, mask => *const sigset_t) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { wait_by(fd, events, most, whole, wait) }
+}
+
+/// Rounded up, so that no wait becomes none.
+fn milliseconds(time: &timespec) -> c_int {
+    let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000);
+    c_int::try_from(ms).unwrap_or(c_int::MAX)
+}
+
+/// # Safety
 /// As epoll_ctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -323,6 +351,22 @@ mod tests {
         let it = testing::begun(Some(inner));
         assert_ne!(testing::unread(&it.near), 0);
         assert_eq!(testing::events(outer, 1000), [(IN, inner as u64)]);
+    }
+
+    #[test]
+    fn epoll_pwait2_tells_of_what_was_read_ahead() {
+        let set = testing::set();
+        let (near, _far, _) = testing::ahead(Some(set));
+        let mut event = epoll_event { events: 0, u64: 0 };
+        let none = core::ptr::null();
+        let (soon, at_once) = (timespec { tv_sec: 1, tv_nsec: 0 }, &raw const AT_ONCE);
+        // SAFETY: there is room for one event.
+        let mut wait = |limit| unsafe { epoll_pwait2(set, &raw mut event, 1, limit, none) };
+        assert_eq!(wait(&raw const soon), 1);
+        assert_eq!({ event.u64 }, near.as_raw_fd() as u64);
+        drop(near);
+        // SAFETY: as above.
+        assert_eq!(unsafe { epoll_pwait2(set, &raw mut event, 1, at_once, none) }, 0);
     }
 
     #[test]
