@@ -173,9 +173,10 @@ pub(crate) fn leave_at(fd: c_int) -> bool {
     gone.unwrap_or(true)
 }
 
-/// The thread is about to wait for something else than events.
+/// The thread is about to wait for something else than events, or may be.
 pub(crate) fn before_waiting() {
-    if IS_LOOP.get() {
+    let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !(it.fresh.is_empty() && it.older.is_empty()));
+    if IS_LOOP.get() && WAITING.try_with(has_any).unwrap_or(false) {
         before_events(true);
     }
 }
@@ -225,7 +226,7 @@ mod tests {
     #[test]
     fn nothing_waits_while_the_thread_waits_for_something_else() {
         type Wait = (&'static str, fn(&TcpStream));
-        let ways: [Wait; 7] = [
+        let ways: [Wait; 10] = [
             // SAFETY: there are no descriptors, or they live.
             ("poll", |_| unsafe {
                 libc::poll(core::ptr::null_mut(), 0, 1);
@@ -245,6 +246,16 @@ mod tests {
             ("usleep", |_| unsafe {
                 libc::usleep(1);
             }),
+            ("read", |_| {
+                let (mut read, mut write) = std::io::pipe().expect("a pipe");
+                write.write_all(b"x").expect("room");
+                read.read_exact(&mut [0]).expect("a byte");
+            }),
+            // SAFETY: as above.
+            ("waitpid", |_| unsafe {
+                libc::waitpid(libc::getpid(), core::ptr::null_mut(), 0);
+            }),
+            ("pthread_join", |_| std::thread::spawn(|| {}).join().expect("no panic")),
             ("recv", |blocking| {
                 { blocking }.read_exact(&mut [0]).expect("a byte");
             }),

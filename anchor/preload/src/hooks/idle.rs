@@ -1,6 +1,6 @@
 //! Ways to wait for something else than descriptors, and to end: what was accepted for sending leaves before.
 
-use libc::{c_char, c_int, c_uint, clockid_t, sigset_t, timespec, useconds_t};
+use libc::{c_char, c_int, c_uint, c_void, clockid_t, pid_t, pthread_t, sigset_t, timespec, useconds_t};
 use syscalls::Errno;
 
 use super::{fail, next, quietly};
@@ -41,6 +41,16 @@ waits! {
     /// # Safety
     /// As pause(2).
     pause() -> c_int
+}
+waits! {
+    /// # Safety
+    /// As waitpid(2).
+    waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t
+}
+waits! {
+    /// # Safety
+    /// As pthread_join(3).
+    pthread_join(thread: pthread_t, result: *mut *mut c_void) -> c_int
 }
 waits! {
     /// # Safety

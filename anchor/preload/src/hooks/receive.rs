@@ -75,7 +75,11 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> s
     match table::entry(fd) {
         Entry::Socket(cell) if let Some(n) = receive(cell, fd, &one(buffer, size), 0) => n,
         Entry::Ours => fail(Errno::EBADF),
-        _ => next!(read(fd => c_int, buffer => *mut c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
+        _ => {
+            // A pipe may keep the thread waiting.
+            quietly((), batch::before_waiting);
+            next!(read(fd => c_int, buffer => *mut c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS))
+        }
     }
 }
 
@@ -89,6 +93,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, size: size_t
     {
         return n;
     }
+    quietly((), batch::before_waiting);
     next!(__read_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -103,6 +108,7 @@ pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ss
     {
         return n;
     }
+    quietly((), batch::before_waiting);
     next!(readv(fd => c_int, iov => *const iovec, count => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
