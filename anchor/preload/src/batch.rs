@@ -76,6 +76,9 @@ pub(crate) fn forward(
     if link.is_proven && accept(socket, link, len) {
         return Ok(len);
     }
+    if socket.batch.is_some() {
+        expect_socket(socket.fd)?;
+    }
     loop {
         let (from, waiting) = socket.batch.as_ref().map_or((link.offset, 0), |batch| (batch.offset, batch.len));
         let sent = anchor.forward(engine, from, waiting + len, socket.fd, more, flags)?;
@@ -97,7 +100,7 @@ fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
         batch.len += if fits { len } else { 0 };
         return fits;
     }
-    if len > MOST / 2 || !IS_LOOP.get() {
+    if len > MOST / 2 || !IS_LOOP.get() || socket.aliases > 0 {
         return false;
     }
     // Half of the room: the kernel counts its own structures as well.
@@ -111,7 +114,7 @@ fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
 }
 
 /// Has a connection looked after when this thread looks for events. False: not now, in a signal handler for instance.
-fn remember(fd: c_int) -> bool {
+pub(crate) fn remember(fd: c_int) -> bool {
     let remembered = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| it.fresh.push(fd)).is_ok());
     remembered.unwrap_or(false)
 }
@@ -133,8 +136,16 @@ pub(crate) fn told(socket: &mut Socket) {
     }
 }
 
+/// A splice goes to files as well, and the connection may have been closed unseen (fclose) since its bytes were accepted.
+fn expect_socket(fd: c_int) -> Result<(), Refusal> {
+    if sys::is_socket(fd) { Ok(()) } else { Err(Refusal::Kernel(Errno::ENOTSOCK)) }
+}
+
 /// Sends what waits; `more` follows at once.
 pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<(), Refusal> {
+    if socket.batch.is_some() {
+        expect_socket(socket.fd)?;
+    }
     while let Some(batch) = &socket.batch {
         let (vpi, offset, len) = (batch.vpi, batch.offset, batch.len);
         let mut anchor = anchor::lookup(vpi).ok_or(Refusal::Gone)?;
@@ -149,8 +160,8 @@ pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<
     Ok(())
 }
 
-/// Sends what waits on a connection of this thread. False: the kernel does not take it after all.
-fn leave_at(fd: c_int) -> bool {
+/// Sends what waits on a connection. False: the kernel does not take it after all.
+pub(crate) fn leave_at(fd: c_int) -> bool {
     let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };
     let gone = cell.with(fd, |socket| {
         if socket.batch.as_ref().is_none_or(|batch| batch.told) {
@@ -171,6 +182,14 @@ fn leave_at(fd: c_int) -> bool {
         }
     });
     gone.unwrap_or(true)
+}
+
+/// The thread is about to wait for something else than events, or may be.
+pub(crate) fn before_waiting() {
+    let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !(it.fresh.is_empty() && it.older.is_empty()));
+    if IS_LOOP.get() && WAITING.try_with(has_any).unwrap_or(false) {
+        before_events(true);
+    }
 }
 
 /// The thread is about to look for events. `waits`: it may wait for them; otherwise what was begun since the last time may
@@ -196,4 +215,177 @@ pub(crate) fn before_events(waits: bool) -> bool {
         }
     }
     all_gone
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing;
+
+    fn client() -> (TcpStream, TcpStream) {
+        let (mut client, server) = testing::pair();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+        (client, server)
+    }
+
+    #[test]
+    fn nothing_waits_while_the_thread_waits_for_something_else() {
+        type Wait = (&'static str, fn(&TcpStream));
+        let ways: [Wait; 10] = [
+            // SAFETY: there are no descriptors, or they live.
+            ("poll", |_| unsafe {
+                libc::poll(core::ptr::null_mut(), 0, 1);
+            }),
+            // SAFETY: as above.
+            ("ppoll", |_| unsafe {
+                let short = libc::timespec { tv_sec: 0, tv_nsec: 1 };
+                libc::ppoll(core::ptr::null_mut(), 0, &raw const short, core::ptr::null());
+            }),
+            // SAFETY: as above.
+            ("select", |_| unsafe {
+                let (none, mut short) = (core::ptr::null_mut(), libc::timeval { tv_sec: 0, tv_usec: 1 });
+                libc::select(0, none, none, none, &raw mut short);
+            }),
+            ("nanosleep", |_| std::thread::sleep(Duration::from_nanos(1))),
+            // SAFETY: no pointers.
+            ("usleep", |_| unsafe {
+                libc::usleep(1);
+            }),
+            ("read", |_| {
+                let (mut read, mut write) = std::io::pipe().expect("a pipe");
+                write.write_all(b"x").expect("room");
+                read.read_exact(&mut [0]).expect("a byte");
+            }),
+            // SAFETY: as above.
+            ("waitpid", |_| unsafe {
+                libc::waitpid(libc::getpid(), core::ptr::null_mut(), 0);
+            }),
+            ("pthread_join", |_| std::thread::spawn(|| {}).join().expect("no panic")),
+            ("recv", |blocking| {
+                { blocking }.read_exact(&mut [0]).expect("a byte");
+            }),
+            ("epoll_wait", |_| {
+                testing::events(testing::set(), 1);
+            }),
+        ];
+        for (how, wait) in ways {
+            let (client, mut server) = client();
+            let (_near, _far, accepted) = testing::batched(&mut server);
+            assert!(testing::unread(&client) < accepted, "{how}");
+            let (other, mut peer) = testing::pair();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(10));
+                peer.write_all(b"x").expect("sent");
+                peer
+            });
+            wait(&other);
+            let left = server.as_raw_fd();
+            let waits = table::socket(left).and_then(|cell| cell.with(left, |it| it.batch.is_some()));
+            assert_eq!(waits, Some(false), "{how}");
+            testing::until(how, || testing::unread(&client) == accepted);
+            thread.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn who_asks_for_the_bytes_that_are_not_sent_yet_is_told_of_all() {
+        let (client, mut server) = client();
+        let (_near, _far, accepted) = testing::batched(&mut server);
+        testing::until("SIOCOUTQ", || {
+            let mut left: c_int = 0;
+            // SAFETY: the kernel writes one int.
+            assert_eq!(unsafe { libc::ioctl(server.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) }, 0);
+            left == 0
+        });
+        assert_eq!(testing::unread(&client), accepted);
+    }
+
+    #[test]
+    fn a_duplicate_that_stays_open_keeps_nothing_back() {
+        let (client, mut server) = client();
+        let (_near, _far, accepted) = testing::batched(&mut server);
+        let second = server.try_clone().expect("duplicated");
+        drop(server);
+        testing::events(testing::set(), 1);
+        testing::until("all of it", || testing::unread(&client) == accepted);
+        drop(second);
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_file_that_has_the_number_by_now() {
+        for (how, own) in [("epoll_wait", 0), ("close", 0), ("write", 1)] {
+            let (_client, mut server) = client();
+            let (_near, _far, _) = testing::batched(&mut server);
+            let file = tempfile();
+            // As libc does within fclose(3) and open(2): not by way of the hooks.
+            // SAFETY: no pointers.
+            unsafe { syscalls::syscall!(syscalls::Sysno::dup3, file.as_raw_fd(), server.as_raw_fd(), 0) }
+                .expect("replaced");
+            match how {
+                "epoll_wait" => drop(testing::events(testing::set(), 1)),
+                // SAFETY: one byte, as is said.
+                "write" => assert_eq!(unsafe { libc::write(server.as_raw_fd(), b"x".as_ptr().cast(), 1) }, 1),
+                _ => {}
+            }
+            drop(server);
+            assert_eq!(file.metadata().expect("its size").len(), own, "{how}");
+        }
+    }
+
+    fn tempfile() -> std::fs::File {
+        // SAFETY: the name is zero-terminated, and nobody else has the descriptor.
+        unsafe { std::os::fd::FromRawFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) }
+    }
+
+    /// A process that ends with `how`, with a batch. `None`: not this process.
+    fn ending() -> Option<()> {
+        let how = std::env::var("UNDERDECK_TEST_ENDS_BY").ok()?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+        println!("port {}", listener.local_addr().expect("its address").port());
+        let (mut server, _) = listener.accept().expect("a client");
+        let (_near, _far, accepted) = testing::batched(&mut server);
+        println!("sent {accepted}");
+        // SAFETY: nothing after it matters.
+        unsafe {
+            match how.as_str() {
+                "_exit" => libc::_exit(0),
+                "exit" => libc::exit(0),
+                _ => libc::execv(c"/bin/true".as_ptr(), [c"true".as_ptr(), core::ptr::null()].as_ptr()),
+            }
+        };
+        None
+    }
+
+    #[test]
+    fn what_was_accepted_is_sent_however_the_process_ends() {
+        if std::env::var_os("UNDERDECK_TEST_ENDS_BY").is_some() {
+            return ending().unwrap_or_default();
+        }
+        testing::hear_panics();
+        for how in ["exit", "_exit", "execv"] {
+            let name = "batch::tests::what_was_accepted_is_sent_however_the_process_ends";
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["--exact", name, "--nocapture"]).env("UNDERDECK_TEST_ENDS_BY", how);
+            let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+            let mut said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+            let mut number = |of: &str| -> usize {
+                let found = said.find_map(|line| line.split_once(of).and_then(|(_, n)| n.trim().parse().ok()));
+                found.unwrap_or_else(|| panic!("{how}: {of}"))
+            };
+            let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, number("port ") as u16)).expect("connected");
+            client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+            let accepted = number("sent ");
+            let mut all = Vec::new();
+            client.set_read_timeout(Some(testing::PATIENCE)).expect("set");
+            client.read_to_end(&mut all).expect("an orderly end");
+            child.wait().expect("it ends");
+            assert_eq!(all.len(), accepted, "{how}");
+        }
+    }
 }

@@ -66,9 +66,6 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
         return Err(Errno::new(core::mem::take(&mut socket.rx_error)));
     }
     if !is_usual(flags) {
-        if let Some(n) = unread(engine, socket, iov, flags) {
-            return n;
-        }
         return receive_unusual(engine, socket, iov, flags);
     }
     let mut call = Call { iov, flags, size: iov::total(iov), done: 0, copy: socket.copies };
@@ -339,8 +336,8 @@ fn settled(engine: &Engine, socket: &mut Socket) -> sys::Result<MutexGuard<'stat
 
 /// Answers a call that is not answered with placeholders from bytes that were read ahead; none if there are none.
 pub(crate) fn unread(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> Option<sys::Result<usize>> {
-    // Urgent data goes by beside the stream.
-    if socket.ahead == 0 || flags & libc::MSG_OOB != 0 {
+    // Urgent data and errors go by beside the stream.
+    if socket.ahead == 0 || flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return None;
     }
     let mut anchor = match settled(engine, socket) {
@@ -443,8 +440,28 @@ fn place(engine: &Engine, anchor: &mut anchor::Anchor, call: &mut Call<'_>, len:
 
 /// Reads with flags that only a copy can honour.
 fn receive_unusual(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
+    let Some(first) = unread(engine, socket, iov, flags) else {
+        return receive_from_kernel(engine, socket, iov, flags);
+    };
+    let (first, size) = (first?, iov::total(iov));
+    if first == size {
+        return Ok(first);
+    }
+    // Less than was asked for means that there is no more.
+    let rest = iov::Part::new(iov, size, first, size - first);
+    match receive_from_kernel(engine, socket, rest.slices(), flags | libc::MSG_DONTWAIT) {
+        Ok(n) => Ok(first + n),
+        Err(error) => {
+            let is_empty = error == Errno::EAGAIN;
+            socket.rx_error = if is_empty { socket.rx_error } else { error.into_raw() };
+            Ok(first)
+        }
+    }
+}
+
+fn receive_from_kernel(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     let n = sys::receive(socket.fd, iov, flags)?;
-    if flags & libc::MSG_PEEK != 0 {
+    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) != 0 {
         return Ok(n);
     }
     if flags & libc::MSG_OOB != 0 {

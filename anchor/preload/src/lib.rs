@@ -30,6 +30,8 @@ mod routes;
 mod socket;
 mod sys;
 mod table;
+#[cfg(test)]
+mod testing;
 mod tls;
 mod watch;
 

@@ -8,13 +8,35 @@ use underdeck_stats::{Block, Reason, Role};
 
 use crate::config::{Peer, Rule};
 use crate::engine::{self, Engine};
-use crate::socket::Socket;
+use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{egress, exits, routes, sys, watch};
+use crate::{ahead, batch, egress, exits, routes, sys, watch};
+
+/// A descriptor is new: a connection that is followed by that number was closed unseen.
+pub(crate) fn came(fd: c_int) {
+    watch::forget(fd);
+    let Some(cell) = table::socket(fd) else { return table::release(fd) };
+    table::release(fd);
+    let last = cell.with(fd, |socket| {
+        socket.aliases = socket.aliases.saturating_sub(1);
+        let other = another(cell);
+        socket.fd = other.unwrap_or(-1);
+        other.is_none()
+    });
+    if last == Some(true)
+        && let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running())
+    {
+        // Whatever was to be sent has nowhere to go: the number is somebody else's.
+        (socket.batch, socket.owed) = (None, None);
+        socket.abandon(engine);
+        socket.detach(engine);
+        table::recycle(cell);
+    }
+}
 
 /// A socket was made: remembers stream sockets of the families that can carry proxied traffic.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int) {
-    watch::forget(fd);
+    came(fd);
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if kind == libc::SOCK_STREAM && matches!(domain, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX) {
         table::note_stream(fd);
@@ -40,7 +62,7 @@ pub(crate) unsafe fn connected(fd: c_int, address: *const sockaddr, length: sock
 
 /// A connection was accepted.
 pub(crate) fn accepted(fd: c_int, listener: c_int) {
-    watch::forget(fd);
+    came(fd);
     let Some(engine) = engine::get() else { return };
     let copies = if engine.config.leave_out.iter().any(|rule| rule.role == Role::Accepted) {
         let local = sys::local_address(fd);
@@ -65,6 +87,7 @@ fn begin(engine: &Engine, fd: c_int, role: Role, route: u8, copies: Option<Reaso
 pub(crate) fn closing(fd: c_int) -> bool {
     let cell = match table::entry(fd) {
         Entry::Nothing => {
+            ahead::closed(fd);
             exits::closed(fd, false);
             return true;
         }
@@ -72,22 +95,23 @@ pub(crate) fn closing(fd: c_int) -> bool {
             table::release(fd);
             return true;
         }
-        Entry::Ours => return !is_this_process(),
+        Entry::Ours => return is_vforked(),
         Entry::Socket(cell) => cell,
     };
-    // The child of vfork shares this memory, but its descriptors are its own.
-    if !is_this_process() {
+    if is_vforked() {
         return true;
     }
     exits::closed(fd, true);
     watch::forget(fd);
     table::release(fd);
     let last = cell.with(fd, |socket| {
-        if socket.aliases > 0 {
-            socket.aliases -= 1;
-            return false;
+        let Some(other) = (socket.aliases > 0).then(|| another(cell)).flatten() else { return true };
+        socket.aliases -= 1;
+        socket.fd = other;
+        if socket.batch.is_some() {
+            batch::remember(other);
         }
-        true
+        false
     });
     if last != Some(true) {
         return true;
@@ -105,8 +129,24 @@ pub(crate) fn closing(fd: c_int) -> bool {
     true
 }
 
+/// A descriptor that still stands for the connection in `cell`. Others were closed unseen, and are forgotten.
+fn another(cell: &'static Cell) -> Option<c_int> {
+    let numbers = 0..=table::highest().cast_signed();
+    let of_cell = |fd: &c_int| table::socket(*fd).is_some_and(|it| core::ptr::eq(it, cell));
+    numbers.filter(of_cell).find(|fd| {
+        let is_open = sys::is_socket(*fd);
+        if !is_open {
+            table::release(*fd);
+        }
+        is_open
+    })
+}
+
 /// `from` was duplicated as `to`: both stand for one connection, on which nothing is anchored any more.
 pub(crate) fn duplicated(from: c_int, to: c_int) {
+    if is_vforked() {
+        return;
+    }
     match table::entry(from) {
         Entry::Socket(cell) => {
             let known = cell.with(from, |socket| {
@@ -144,8 +184,9 @@ pub(crate) extern "C" fn forked() {
     engine::after_fork_in_child();
 }
 
-fn is_this_process() -> bool {
-    engine::running().is_some_and(|engine| engine.pid == sys::getpid())
+/// Whether this is the child of vfork: it shares this memory, but its descriptors are its own.
+pub(crate) fn is_vforked() -> bool {
+    engine::running().is_some_and(|engine| engine.pid != sys::getpid())
 }
 
 fn left_out(engine: &Engine, role: Role, address: &[u8]) -> Option<Reason> {
@@ -190,7 +231,108 @@ fn inet(address: &[u8]) -> Option<(IpAddr, u16)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+
+    use syscalls::{Sysno, syscall};
+
     use super::*;
+    use crate::testing::{self, BODY, SENT, body};
+
+    #[test]
+    fn a_duplicate_outlives_its_original() {
+        let (near, far, got) = testing::ahead(Some(testing::set()));
+        let second = near.try_clone().expect("duplicated");
+        let held = engine::running().expect("it runs").stats.level(underdeck_stats::Gauge::AnchorsOpen);
+        assert_ne!(held, 0);
+        drop(near);
+        let rest = std::thread::spawn(move || {
+            { &far }.write_all(&body(SENT, BODY - SENT)).expect("sent");
+            far
+        });
+        second.set_nonblocking(false).expect("set");
+        assert!(testing::copied(&second, BODY - got) == body(got, BODY - got));
+        let mut far = rest.join().expect("no panic");
+        let fd = second.as_raw_fd();
+        drop(second);
+        assert!(matches!(table::entry(fd), Entry::Nothing));
+        assert_eq!(far.read(&mut [0; 8]).expect("its end"), 0);
+    }
+
+    #[test]
+    fn the_number_of_a_duplicate_that_was_closed_unseen_is_read_as_what_it_is_now() {
+        let (near, mut far) = testing::pair();
+        far.write_all(b"socket").expect("sent");
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        write.write_all(b"pipe").expect("room");
+        // SAFETY: no pointers.
+        let second = unsafe { libc::dup(near.as_raw_fd()) };
+        // As libc does within fclose(3) and open(2): not by way of the hooks.
+        // SAFETY: no pointers.
+        unsafe { syscall!(Sysno::dup3, read.as_raw_fd(), second, 0) }.expect("replaced");
+        // SAFETY: nobody else has it.
+        let mut second = unsafe { File::from_raw_fd(second) };
+        let mut bytes = [0; 8];
+        let n = second.read(&mut bytes).expect("something");
+        assert_eq!(&bytes[..n], b"pipe");
+    }
+
+    /// A number that stood for a connection with bytes ahead, and that libc closed within fclose(3).
+    fn closed_unseen() -> c_int {
+        let (near, _far, _) = testing::ahead(Some(testing::set()));
+        let fd = near.into_raw_fd();
+        // SAFETY: no pointers.
+        unsafe { syscall!(Sysno::close, fd) }.expect("it was open");
+        fd
+    }
+
+    #[test]
+    fn a_number_that_was_closed_unseen_is_read_as_the_socket_that_it_is_now() {
+        // The new descriptors take whatever numbers are free: the test must get the one that it is about.
+        for passed in [false, true] {
+            let (ours, theirs) = UnixStream::pair().expect("a pair");
+            let mut list: Vec<OwnedFd> = Vec::new();
+            let old = closed_unseen();
+            while !list.iter().any(|fd| fd.as_raw_fd() == old) {
+                assert!(list.len() < 100, "others take all the numbers");
+                if passed {
+                    testing::pass(&ours, theirs.as_raw_fd());
+                    list.push(testing::passed(&theirs));
+                } else {
+                    let (one, two) = UnixStream::pair().expect("a pair");
+                    list.extend([one.into(), two.into()]);
+                }
+            }
+            assert_eq!(ahead::waiting(old), 0, "passed: {passed}");
+            assert!(matches!(table::entry(old), Entry::Nothing | Entry::Fresh), "passed: {passed}");
+        }
+    }
+
+    #[test]
+    fn what_the_child_of_vfork_does_with_its_descriptors_is_its_own() {
+        let (near, mut far) = testing::pair();
+        far.write_all(b"socket").expect("sent");
+        let (mut read, mut write) = std::io::pipe().expect("a pipe");
+        write.write_all(b"pipe").expect("room");
+        // SAFETY: the child does what it may do before execve(2): it calls dup2(2), and ends.
+        #[expect(deprecated, reason = "what it is about")]
+        unsafe {
+            if libc::vfork() == 0 {
+                libc::dup2(near.as_raw_fd(), read.as_raw_fd());
+                libc::_exit(0);
+            }
+            libc::wait(core::ptr::null_mut());
+        }
+        let mut bytes = [0; 8];
+        let n = read.read(&mut bytes).expect("something");
+        assert_eq!(&bytes[..n], b"pipe");
+        assert_eq!(
+            table::socket(near.as_raw_fd()).and_then(|cell| cell.with(near.as_raw_fd(), |it| it.aliases)),
+            Some(0)
+        );
+    }
 
     fn rule(address: Option<&str>, port: Option<u16>) -> Rule {
         let address = address.map(|text| text.parse().expect("an address"));

@@ -103,7 +103,14 @@ impl Cell {
     pub(crate) fn with<T>(&self, fd: i32, then: impl FnOnce(&mut Socket) -> T) -> Option<T> {
         let mut guard = self.lock()?;
         let socket = guard.as_mut()?;
-        (socket.fd == fd || socket.aliases > 0).then(|| then(socket))
+        if socket.fd != fd {
+            if socket.aliases == 0 {
+                return None;
+            }
+            // One of several: what it is by now, the kernel says.
+            socket.fd = fd;
+        }
+        Some(then(socket))
     }
 
     /// Takes the connection out.

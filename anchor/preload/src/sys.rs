@@ -27,6 +27,44 @@ pub(crate) fn wait_for_bytes(fd: c_int) -> Result<()> {
     unsafe { syscall!(Sysno::recvfrom, fd, &raw mut byte, 1, libc::MSG_PEEK, 0, 0) }.map(drop)
 }
 
+/// Waits until a socket takes more, as long as `send(2)` does.
+pub(crate) fn wait_for_room(fd: c_int) -> Result<()> {
+    let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: the kernel writes one timeval.
+    unsafe { syscall!(Sysno::getsockopt, fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &raw mut limit, &raw mut length) }?;
+    let limit = libc::timespec { tv_sec: limit.tv_sec, tv_nsec: limit.tv_usec * 1000 };
+    let for_ever = limit.tv_sec == 0 && limit.tv_nsec == 0;
+    let limit = if for_ever { core::ptr::null() } else { &raw const limit };
+    let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the kernel reads and writes one pollfd, and reads one timespec or none.
+    match unsafe { syscall!(Sysno::ppoll, &raw mut asked, 1, limit, 0, 0) }? {
+        0 => Err(Errno::EAGAIN),
+        _ => Ok(()),
+    }
+}
+
+/// A descriptor that is readable for ever.
+pub(crate) fn readable() -> Result<c_int> {
+    // SAFETY: no pointers.
+    let fd = unsafe { syscall!(Sysno::eventfd2, 1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }?;
+    Ok(fd as c_int)
+}
+
+/// epoll_ctl(2), past the hooks.
+pub(crate) fn epoll_control(set: c_int, operation: c_int, fd: c_int, event: libc::epoll_event) -> Result<usize> {
+    // SAFETY: the kernel reads one event.
+    unsafe { syscall!(Sysno::epoll_ctl, set, operation, fd, &raw const event) }
+}
+
+/// Whether a descriptor is a socket.
+pub(crate) fn is_socket(fd: c_int) -> bool {
+    let mut kind: c_int = 0;
+    let mut length = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes one int.
+    unsafe { syscall!(Sysno::getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, &raw mut kind, &raw mut length) }.is_ok()
+}
+
 /// Sends `iov` on a socket.
 pub(crate) fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize> {
     if let [one] = iov {

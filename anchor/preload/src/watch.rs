@@ -8,7 +8,7 @@ use crate::table::DESCRIPTORS;
 
 /// One descriptor's registration. Zero pages until they are used.
 struct Slot {
-    /// From the highest bit: descriptor of the epoll set plus one (21), number of the change (11), events (32). 0: none.
+    /// Descriptor of the epoll set plus one (the upper half), events (the lower half). 0: none.
     who: AtomicU64,
     data: AtomicU64,
 }
@@ -17,9 +17,7 @@ static SLOTS: [Slot; DESCRIPTORS] = [const { Slot { who: AtomicU64::new(0), data
 
 /// More than one set has it, or had it.
 const SEVERAL: u64 = u64::MAX;
-const SET_SHIFT: u32 = 43;
-const CHANGE_SHIFT: u32 = 32;
-const CHANGES: u64 = 1 << 11;
+const SET_SHIFT: u32 = 32;
 
 /// What each descriptor costs here, in bytes.
 pub(crate) const BYTES: usize = size_of::<Slot>();
@@ -30,14 +28,21 @@ pub(crate) struct Watch {
     pub(crate) set: c_int,
     pub(crate) events: u32,
     pub(crate) data: u64,
-    /// Grows, modulo 2048, whenever it is registered or changed: edge-triggered descriptors are reported again after that.
-    pub(crate) change: u64,
 }
 
 impl Watch {
+    /// Bits that stay when a registration is disarmed (`EP_PRIVATE_BITS` of the kernel).
+    pub(crate) const PRIVATE: u32 =
+        (libc::EPOLLWAKEUP | libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLEXCLUSIVE).cast_unsigned();
+
     /// Whether bytes that are there are reported by every wait.
     pub(crate) fn is_level(&self) -> bool {
         self.events & libc::EPOLLET as u32 == 0
+    }
+
+    /// Whether it is disarmed when it was reported.
+    pub(crate) fn is_once(&self) -> bool {
+        self.events & libc::EPOLLONESHOT as u32 != 0
     }
 
     /// Whether it is reported once, or to one of several waiting threads.
@@ -58,11 +63,10 @@ pub(crate) fn changed(set: c_int, operation: c_int, fd: c_int, event: Option<epo
         _ if before != 0 && before >> SET_SHIFT != set + 1 => slot.who.store(SEVERAL, Ordering::Release),
         Some(_) if set >= DESCRIPTORS as u64 => slot.who.store(SEVERAL, Ordering::Release),
         Some(event) if operation != libc::EPOLL_CTL_DEL => {
-            let change = ((before >> CHANGE_SHIFT) + 1) % CHANGES;
             // For a reader in between nothing is certain.
             slot.who.store(SEVERAL, Ordering::Release);
             slot.data.store(event.u64, Ordering::Release);
-            let who = (set + 1) << SET_SHIFT | change << CHANGE_SHIFT | u64::from(event.events);
+            let who = (set + 1) << SET_SHIFT | u64::from(event.events);
             slot.who.store(who, Ordering::Release);
         }
         _ => slot.who.store(0, Ordering::Release),
@@ -109,7 +113,7 @@ pub(crate) fn of(fd: c_int) -> Watched {
         return Watched::Often;
     }
     let set = ((who >> SET_SHIFT) - 1) as c_int;
-    Watched::Once(Watch { set, events: who as u32, data, change: who >> CHANGE_SHIFT & (CHANGES - 1) })
+    Watched::Once(Watch { set, events: who as u32, data })
 }
 
 #[cfg(test)]
@@ -136,7 +140,6 @@ mod tests {
         changed(5, libc::EPOLL_CTL_MOD, FD, event(libc::EPOLLOUT as u32));
         let second = once(FD);
         assert_eq!((second.events & IN, second.is_level()), (0, true));
-        assert_ne!(first.change, second.change);
         changed(5, libc::EPOLL_CTL_DEL, FD, None);
         assert_eq!(of(FD), Watched::Nowhere);
         changed(5, libc::EPOLL_CTL_ADD, FD, event(IN));

@@ -21,6 +21,19 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 }
 
 /// # Safety
+/// As socketpair(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socketpair(domain: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int {
+    let result = next!(socketpair(domain => c_int, kind => c_int, protocol => c_int, ends => *mut c_int) -> c_int, fail_int(Errno::ENOSYS));
+    if result == 0 {
+        // SAFETY: the kernel has just put two descriptors there.
+        let ends = unsafe { [ends.read(), ends.add(1).read()] };
+        quietly((), || ends.into_iter().for_each(lifecycle::came));
+    }
+    result
+}
+
+/// # Safety
 /// As connect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {

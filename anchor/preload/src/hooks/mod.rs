@@ -2,6 +2,7 @@
 //! the engine or the function it stands in for.
 
 mod exits;
+mod idle;
 mod lifecycle;
 mod receive;
 mod send;
@@ -11,7 +12,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use libc::{c_int, c_void, ssize_t};
+use libc::{c_int, c_void, msghdr, ssize_t};
 use syscalls::Errno;
 
 use crate::engine::{self, Engine};
@@ -105,6 +106,28 @@ pub(crate) fn before_unseen(fd: c_int) -> Option<ssize_t> {
         return None;
     }
     on(cell, fd, egress::send_owed).filter(|result| *result < 0)
+}
+
+/// Calls `each` for every descriptor that a message carries (`SCM_RIGHTS`).
+pub(crate) fn descriptors(header: &msghdr, each: impl Fn(c_int)) {
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the macros of cmsg(3) over the application's own header, as the kernel walks it.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: as above.
+    while let Some(entry) = unsafe { control.as_ref() } {
+        if entry.cmsg_level == libc::SOL_SOCKET && entry.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: as above; CMSG_LEN(0) is the length of the header alone.
+            let (data, head) = unsafe { (libc::CMSG_DATA(entry).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
+            for at in 0..entry.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
+                // SAFETY: within the entry.
+                each(unsafe { data.add(at).read_unaligned() });
+            }
+        }
+        // SAFETY: as above.
+        control = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
 }
 
 /// Runs something that must not fail for the application; a panic is counted and forgotten.

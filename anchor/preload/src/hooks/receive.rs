@@ -3,11 +3,11 @@
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use syscalls::Errno;
 
-use super::{fail, next, on};
+use super::{fail, next, on, quietly};
 use crate::engine::Engine;
 use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{ahead, ingress, sys};
+use crate::{ahead, batch, ingress, iov, lifecycle, sys};
 
 fn one(buffer: *mut c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer, iov_len: size }]
@@ -22,18 +22,38 @@ unsafe fn slices<'a>(iov: *const iovec, count: c_int) -> Option<&'a [iovec]> {
 }
 
 fn receive(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
-    if !ingress::is_usual(flags) || flags & libc::MSG_DONTWAIT != 0 {
-        return on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags));
+    if flags & libc::MSG_WAITALL == 0 {
+        return waiting(fd, flags, |flags| on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags)));
+    }
+    let (size, mut done) = (iov::total(iov), 0);
+    loop {
+        let part = iov::Part::new(iov, size, done, size - done);
+        let step = |flags| on(cell, fd, |engine, socket| ingress::receive(engine, socket, part.slices(), flags));
+        match waiting(fd, flags, step)? {
+            n if n <= 0 && done == 0 => return Some(n),
+            n => done += usize::try_from(n).unwrap_or(0),
+        }
+        // A look brings the same bytes again; whoever must not wait has all there are.
+        if done == size || flags & (libc::MSG_PEEK | libc::MSG_DONTWAIT) != 0 || sys::is_nonblocking(fd) {
+            return Some(done.cast_signed());
+        }
+    }
+}
+
+/// Receives by way of `step(flags)`. The wait is the kernel's, with its time limits and signals, and without the connection's
+/// lock: other threads may send on it or shut it down meanwhile.
+fn waiting(fd: c_int, flags: c_int, step: impl Fn(c_int) -> Option<ssize_t>) -> Option<ssize_t> {
+    if flags & (libc::MSG_DONTWAIT | libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return step(flags);
     }
     loop {
-        let n = on(cell, fd, |engine, socket| ingress::receive(engine, socket, iov, flags | libc::MSG_DONTWAIT))?;
+        let n = step(flags | libc::MSG_DONTWAIT)?;
         // SAFETY: libc's errno of this thread.
         let empty = n < 0 && unsafe { *libc::__errno_location() } == libc::EAGAIN;
         if !empty || sys::is_nonblocking(fd) {
             return Some(n);
         }
-        // The wait is the kernel's, with its time limits and signals, and without the connection's lock: other threads may
-        // send on it or shut it down meanwhile.
+        quietly((), batch::before_waiting);
         if let Err(error) = sys::wait_for_bytes(fd) {
             return Some(fail(error));
         }
@@ -55,7 +75,11 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> s
     match table::entry(fd) {
         Entry::Socket(cell) if let Some(n) = receive(cell, fd, &one(buffer, size), 0) => n,
         Entry::Ours => fail(Errno::EBADF),
-        _ => next!(read(fd => c_int, buffer => *mut c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS)),
+        _ => {
+            // A pipe may keep the thread waiting.
+            quietly((), batch::before_waiting);
+            next!(read(fd => c_int, buffer => *mut c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS))
+        }
     }
 }
 
@@ -69,6 +93,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, size: size_t
     {
         return n;
     }
+    quietly((), batch::before_waiting);
     next!(__read_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -83,6 +108,7 @@ pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ss
     {
         return n;
     }
+    quietly((), batch::before_waiting);
     next!(readv(fd => c_int, iov => *const iovec, count => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -170,43 +196,69 @@ pub unsafe extern "C" fn __recvfrom_chk(
 /// As recvmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    if let Entry::Socket(cell) = table::entry(fd)
-        && !message.is_null()
+    // SAFETY: the caller's promise.
+    if let Some(header) = unsafe { message.as_mut() }
+        && let Entry::Socket(cell) = table::entry(fd)
+        // SAFETY: as above.
+        && let Some(list) = unsafe { slices(header.msg_iov, c_int::try_from(header.msg_iovlen).unwrap_or(c_int::MAX)) }
+        && let Some(n) = receive_message(cell, fd, header, list, flags)
     {
-        // SAFETY: the caller's promise.
-        let taken = on(cell, fd, |engine, socket| unsafe { receive_message(engine, socket, message, flags) });
-        if let Some(n) = taken {
-            return n;
-        }
+        return n;
     }
-    next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
+    let n = next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS));
+    // SAFETY: the kernel has just filled it in.
+    if let (0.., Some(header)) = (n, unsafe { message.as_ref() }) {
+        quietly((), || super::descriptors(header, lifecycle::came));
+    }
+    n
 }
 
+fn receive_message(
+    cell: &'static Cell,
+    fd: c_int,
+    header: &mut msghdr,
+    list: &[iovec],
+    flags: c_int,
+) -> Option<ssize_t> {
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        let n = receive(cell, fd, list, flags)?;
+        if n >= 0 {
+            (header.msg_namelen, header.msg_flags) = (0, 0);
+        }
+        return Some(n);
+    }
+    let header = core::ptr::from_mut(header);
+    let step = |flags| {
+        // SAFETY: the application's own message.
+        on(cell, fd, |engine, socket| unsafe { receive_with_control(engine, socket, &mut *header, list, flags) })
+    };
+    // All of it can only be waited for by the kernel.
+    let n = if flags & libc::MSG_WAITALL != 0 { step(flags) } else { waiting(fd, flags, step) };
+    if n.is_some_and(|n| n >= 0) {
+        // SAFETY: as above.
+        quietly((), || super::descriptors(unsafe { &*header }, lifecycle::came));
+    }
+    n
+}
+
+/// Control data (time stamps, passed descriptors) belongs to the bytes it came with: copy.
+///
 /// # Safety
-/// `message` must be what `recvmsg(2)` takes.
-unsafe fn receive_message(
+/// `header` must be what `recvmsg(2)` takes.
+unsafe fn receive_with_control(
     engine: &Engine,
     socket: &mut Socket,
-    message: *mut msghdr,
+    header: &mut msghdr,
+    list: &[iovec],
     flags: c_int,
 ) -> sys::Result<usize> {
-    // SAFETY: the caller's promise.
-    let (header, list) = unsafe { (&mut *message, slices((*message).msg_iov, (*message).msg_iovlen as c_int)) };
-    let list = list.unwrap_or(&[]);
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        let n = ingress::receive(engine, socket, list, flags)?;
-        header.msg_namelen = 0;
-        header.msg_flags = 0;
-        return Ok(n);
-    }
-    // Control data (time stamps, passed descriptors) belongs to the bytes it came with: copy.
     if let Some(n) = ingress::unread(engine, socket, list, flags) {
         (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
         return n;
     }
     // SAFETY: the caller's promise.
-    let n = unsafe { sys::recvmsg(socket.fd, message, flags) }?;
-    if flags & libc::MSG_PEEK == 0 {
+    let n = unsafe { sys::recvmsg(socket.fd, header, flags) }?;
+    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         socket.received(engine, list, 0, n, underdeck_stats::Reason::CallFlags);
     }
     Ok(n)
@@ -273,4 +325,99 @@ pub unsafe extern "C" fn splice(
         }
     }
     n
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::testing::{self, SENT, body};
+
+    fn message(iov: &mut [iovec], control: &mut [u8]) -> msghdr {
+        // SAFETY: all-zero is a valid msghdr.
+        let mut message: msghdr = unsafe { core::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (iov.as_mut_ptr(), iov.len());
+        (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), control.len());
+        message
+    }
+
+    fn errno() -> c_int {
+        std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+    }
+
+    #[test]
+    fn the_queue_of_errors_is_not_the_stream() {
+        let (mut near, _far, got) = testing::ahead(Some(testing::set()));
+        let (mut bytes, mut control) = ([0u8; 64], [0u8; 64]);
+        let mut iov = one(bytes.as_mut_ptr().cast(), bytes.len());
+        let mut message = message(&mut iov, &mut control);
+        // SAFETY: everything lives.
+        let n = unsafe { libc::recvmsg(near.as_raw_fd(), &raw mut message, libc::MSG_ERRQUEUE) };
+        assert_eq!((n, errno()), (-1, libc::EAGAIN));
+        let fd = near.as_raw_fd();
+        // SAFETY: as above.
+        let n = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), 64, libc::MSG_ERRQUEUE) };
+        assert_eq!((n, errno()), (-1, libc::EAGAIN));
+        near.read_exact(&mut bytes[..8]).expect("there is more");
+        assert_eq!(bytes[..8], body(got, 8));
+    }
+
+    #[test]
+    fn who_waits_for_all_gets_all() {
+        let (near, mut far, got) = testing::ahead(Some(testing::set()));
+        near.set_nonblocking(false).expect("set");
+        far.write_all(&body(SENT, 50_000)).expect("sent");
+        let all = SENT + 50_000 - got;
+        assert!(testing::copied(&near, all) == body(got, all));
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_an_error_and_no_end() {
+        let (near, mut far) = testing::pair();
+        far.write_all(b"bytes").expect("sent");
+        let mut bytes = [0u8; 8];
+        let mut list = vec![one(bytes.as_mut_ptr().cast(), 1)[0]; 1025];
+        let mut message = message(&mut list, &mut []);
+        message.msg_control = core::ptr::null_mut();
+        // SAFETY: everything lives.
+        let n = unsafe { libc::recvmsg(near.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        assert_eq!((n, errno()), (-1, libc::EMSGSIZE));
+    }
+
+    #[test]
+    fn whoever_waits_does_not_keep_other_threads_from_the_connection() {
+        for how in 0..3 {
+            testing::ends(["MSG_PEEK", "MSG_WAITALL", "recvmsg"][how], move || {
+                let (near, mut far) = testing::pair();
+                std::thread::scope(|scope| {
+                    let (tell, told) = std::sync::mpsc::channel();
+                    let near = &near;
+                    let waiting = scope.spawn(move || {
+                        // SAFETY: no arguments.
+                        tell.send(unsafe { libc::gettid() }).expect("somebody asks");
+                        let (mut bytes, mut control) = ([0u8; 5], [0u8; 64]);
+                        let mut iov = one(bytes.as_mut_ptr().cast(), bytes.len());
+                        let mut message = message(&mut iov, &mut control);
+                        let buffer = bytes.as_mut_ptr().cast();
+                        // SAFETY: everything lives.
+                        unsafe {
+                            match how {
+                                0 => libc::recv(near.as_raw_fd(), buffer, 5, libc::MSG_PEEK),
+                                1 => libc::recv(near.as_raw_fd(), buffer, 5, libc::MSG_WAITALL),
+                                _ => libc::recvmsg(near.as_raw_fd(), &raw mut message, 0),
+                            }
+                        }
+                    });
+                    let thread = told.recv().expect("its number");
+                    testing::until("it waits", || testing::sleeps(thread));
+                    { near }.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+                    far.read_exact(&mut [0; 18]).expect("received");
+                    far.write_all(b"HTTP/").expect("answered");
+                    assert_eq!(waiting.join().expect("no panic"), 5);
+                });
+            });
+        }
+    }
 }

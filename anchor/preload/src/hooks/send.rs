@@ -5,9 +5,9 @@ use syscalls::Errno;
 use underdeck_stats::Reason;
 
 use super::{fail, next, on, quietly};
-use crate::socket::Cell;
+use crate::socket::{Cell, Socket};
 use crate::table::{self, Entry};
-use crate::{anchor, egress, engine, exits, sys};
+use crate::{anchor, batch, egress, engine, exits, iov, sys};
 
 fn one(buffer: *const c_void, size: size_t) -> [iovec; 1] {
     [iovec { iov_base: buffer.cast_mut(), iov_len: size }]
@@ -20,8 +20,72 @@ unsafe fn slices<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     (!iov.is_null() && count <= 1024).then(|| unsafe { core::slice::from_raw_parts(iov, count) })
 }
 
+/// Sends; where the application waits, it does so without the connection's lock: other threads may receive on it or shut it
+/// down meanwhile.
 fn transmit(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
-    on(cell, fd, |engine, socket| egress::transmit(engine, socket, iov, flags))
+    // One call, one notification that the buffer is free.
+    if flags & (libc::MSG_DONTWAIT | libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
+        return on(cell, fd, |engine, socket| egress::transmit(engine, socket, iov, flags));
+    }
+    let (size, mut done) = (iov::total(iov), 0);
+    loop {
+        let part = iov::Part::new(iov, size, done, size - done);
+        // As the kernel does: what was sent is the answer, the error that of the next call.
+        let quiet = if done > 0 { libc::MSG_NOSIGNAL } else { 0 };
+        let flags = flags | libc::MSG_DONTWAIT | quiet;
+        let n = on(cell, fd, |engine, socket| egress::transmit(engine, socket, part.slices(), flags))?;
+        done += usize::try_from(n).unwrap_or(0);
+        if done >= size {
+            return Some(done.cast_signed());
+        }
+        // SAFETY: libc's errno of this thread.
+        let error = if n < 0 { unsafe { *libc::__errno_location() } } else { libc::EAGAIN };
+        if error != libc::EAGAIN {
+            return Some(if done == 0 { n } else { stopped(cell, fd, done, error) });
+        }
+        if sys::is_nonblocking(fd) {
+            return Some(if done == 0 { n } else { done.cast_signed() });
+        }
+        quietly((), batch::before_waiting);
+        if is_plain(cell, fd) {
+            return Some(transmit_plain(cell, fd, iov, done, flags & !libc::MSG_DONTWAIT));
+        }
+        if let Err(error) = sys::wait_for_room(fd) {
+            return Some(if done == 0 { fail(error) } else { done.cast_signed() });
+        }
+    }
+}
+
+/// The answer to a call that failed after `done` bytes. A broken pipe breaks the next call by itself.
+fn stopped(cell: &'static Cell, fd: c_int, done: usize, error: c_int) -> ssize_t {
+    if error != libc::EPIPE {
+        cell.with(fd, |socket| socket.tx_error = error);
+    }
+    done.cast_signed()
+}
+
+/// Whether nothing that is sent on a connection can be a placeholder.
+fn is_plain(cell: &'static Cell, fd: c_int) -> bool {
+    let is_plain = |socket: &mut Socket| socket.link.is_none() && socket.owed.is_none() && socket.batch.is_none();
+    !anchor::any_open() && cell.with(fd, is_plain) == Some(true)
+}
+
+/// Sends what follows the first `done` bytes in the kernel's own way, with its time limits and signals.
+fn transmit_plain(cell: &'static Cell, fd: c_int, iov: &[iovec], done: usize, flags: c_int) -> ssize_t {
+    let size = iov::total(iov);
+    let rest = iov::Part::new(iov, size, done, size - done);
+    match sys::send(fd, rest.slices(), flags) {
+        Ok(n) => {
+            on(cell, fd, |engine, socket| {
+                socket.sent(engine, rest.slices(), 0, n);
+                Ok(n)
+            });
+            (done + n).cast_signed()
+        }
+        Err(error) if done == 0 => fail(error),
+        Err(Errno::EAGAIN | Errno::EINTR) => done.cast_signed(),
+        Err(error) => stopped(cell, fd, done, error.into_raw()),
+    }
 }
 
 /// Puts payload back before it goes to a descriptor that is no connection of ours. False: it cannot be, and nothing
@@ -146,26 +210,9 @@ fn send_message(cell: &'static Cell, fd: c_int, header: &msghdr, list: &[iovec],
     })
 }
 
-/// Connections whose descriptors go to another process (`SCM_RIGHTS`) are left alone from now on.
+/// Connections whose descriptors go to another process are left alone from now on.
 fn passed_descriptors(header: &msghdr) {
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
-    // SAFETY: the macros of cmsg(3) over the application's own header, as the kernel is about to walk it.
-    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
-    // SAFETY: as above.
-    while let Some(entry) = unsafe { control.as_ref() } {
-        if entry.cmsg_level == libc::SOL_SOCKET && entry.cmsg_type == libc::SCM_RIGHTS {
-            // SAFETY: as above; CMSG_LEN(0) is the length of the header alone.
-            let (data, head) = unsafe { (libc::CMSG_DATA(entry).cast::<c_int>(), libc::CMSG_LEN(0) as usize) };
-            for at in 0..entry.cmsg_len.saturating_sub(head) / size_of::<c_int>() {
-                // SAFETY: within the entry.
-                crate::lifecycle::shared(unsafe { data.add(at).read_unaligned() });
-            }
-        }
-        // SAFETY: as above.
-        control = unsafe { libc::CMSG_NXTHDR(header, control) };
-    }
+    super::descriptors(header, crate::lifecycle::shared);
 }
 
 /// # Safety
@@ -268,4 +315,30 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, iov: *const iovec, count: size_t, f
         return fail(Errno::EIO);
     }
     next!(vmsplice(fd => c_int, iov => *const iovec, count => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+
+    use crate::testing;
+
+    #[test]
+    fn a_write_that_waits_does_not_keep_other_threads_from_the_connection() {
+        testing::ends("it ends", || {
+            let (near, mut far) = testing::pair();
+            std::thread::scope(|scope| {
+                let writing = scope.spawn(|| (&near).write_all(&vec![b'x'; 64 << 20]));
+                let mut first = [0; 1];
+                far.read_exact(&mut first).expect("it writes");
+                far.write_all(b"answer").expect("sent");
+                let mut answer = [0; 6];
+                (&near).read_exact(&mut answer).expect("received");
+                assert_eq!(&answer, b"answer");
+                near.shutdown(Shutdown::Both).expect("shut down");
+                assert!(writing.join().expect("no panic").is_err());
+            });
+        });
+    }
 }

@@ -29,11 +29,12 @@ unsafe fn wait_by(
     timeout: c_int,
     wait: impl Fn(c_int) -> c_int,
 ) -> c_int {
-    let Some(engine) = engine::running() else { return wait(timeout) };
     let mut left = timeout;
     loop {
         // Before each wait, not after long ones only: many event loops never wait for long.
-        quietly((), || anchor::reap(engine));
+        if let Some(engine) = engine::running() {
+            quietly((), || anchor::reap(engine));
+        }
         let has_left = quietly(true, || batch::before_events(left != 0));
         let slice = match quietly(Look::Nothing, || ahead::before_events(set)) {
             Look::Due => {
@@ -41,21 +42,35 @@ unsafe fn wait_by(
                 let (Ok(count), Ok(room)) = (usize::try_from(n), usize::try_from(most)) else { return n };
                 // SAFETY: the caller's promise, and the kernel took the pointer.
                 let events = unsafe { core::slice::from_raw_parts_mut(events, room) };
-                return quietly(n, || ahead::report(set, events, count) as c_int);
+                let report = || {
+                    let count = ahead::seen(set, &mut events[..count]);
+                    ahead::report(set, events, count) as c_int
+                };
+                let n = quietly(n, report);
+                if n == 0 && left != 0 {
+                    // Another thread has reported it meanwhile.
+                    continue;
+                }
+                return n;
             }
             _ if !has_left => RETRY_MS,
             Look::Quiet => LOOK_MS,
             Look::Nothing if anchor::any_detached() => SLICE_MS,
-            Look::Nothing => return wait(left),
+            Look::Nothing => c_int::MAX,
         };
-        if (0..=slice).contains(&left) {
-            return wait(left);
+        let is_last = slice == c_int::MAX || (0..=slice).contains(&left);
+        let n = wait(if is_last { left } else { slice });
+        if n < 0 || (n == 0 && is_last) {
+            return n;
         }
-        let events = wait(slice);
-        if events != 0 {
-            return events;
+        // SAFETY: the kernel has just written so many.
+        let events = unsafe { core::slice::from_raw_parts_mut(events, n as usize) };
+        let rest = quietly(n, || ahead::seen(set, events) as c_int);
+        if rest > 0 {
+            return rest;
         }
-        if left > 0 {
+        // It has waited for all of the slice, or was woken because there is something to report.
+        if n == 0 && left > 0 {
             left -= slice;
         }
     }
@@ -86,15 +101,48 @@ pub unsafe extern "C" fn epoll_pwait(
 }
 
 /// # Safety
+/// As epoll_pwait2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    fd: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let whole = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
+    let wait = |ms: c_int| {
+        let part = timespec { tv_sec: (ms / 1000).into(), tv_nsec: (ms % 1000 * 1_000_000).into() };
+        // What is waited for as asked for is as exact as it was asked for.
+        let timeout = if ms == whole { timeout } else { &raw const part };
+        next!(epoll_pwait2(fd => c_int, events => *mut epoll_event, most => c_int, timeout => *const timespec, mask => *const sigset_t) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { wait_by(fd, events, most, whole, wait) }
+}
+
+/// Rounded up, so that no wait becomes none.
+fn milliseconds(time: &timespec) -> c_int {
+    let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000);
+    c_int::try_from(ms).unwrap_or(c_int::MAX)
+}
+
+/// # Safety
 /// As epoll_ctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let result = next!(epoll_ctl(set => c_int, operation => c_int, fd => c_int, event => *mut epoll_event) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
-    if result == 0 && matches!(table::entry(fd), Entry::Fresh | Entry::Socket(_)) {
+    if result != 0 {
+        return result;
+    }
+    if matches!(table::entry(fd), Entry::Fresh | Entry::Socket(_)) {
         // SAFETY: the kernel has just read it, except with EPOLL_CTL_DEL, where it may be anything.
         let event = if operation == libc::EPOLL_CTL_DEL { None } else { unsafe { event.as_ref() }.copied() };
         watch::changed(set, operation, fd, event);
-        ahead::registered(set, fd);
+        quietly((), || ahead::registered(set, fd, event));
+    } else {
+        ahead::is_inner(fd);
     }
     result
 }
@@ -105,12 +153,13 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, even
 /// As poll(2).
 unsafe fn poll_by(list: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -> c_int) -> c_int {
     const BYTES: c_short = libc::POLLIN | libc::POLLRDNORM;
+    quietly((), batch::before_waiting);
     if list.is_null() || !ahead::was_ever() {
         return wait(false);
     }
     // SAFETY: the caller's promise.
     let list = unsafe { core::slice::from_raw_parts_mut(list, count as usize) };
-    let has = |it: &pollfd| it.events & BYTES != 0 && ahead::waiting(it.fd) > 0;
+    let has = |it: &pollfd| it.events & BYTES != 0 && ahead::is_readable(it.fd);
     if !list.iter().any(has) {
         return wait(false);
     }
@@ -191,12 +240,13 @@ pub unsafe extern "C" fn __ppoll_chk(
 /// # Safety
 /// As select(2).
 unsafe fn select_by(count: c_int, readable: *mut fd_set, wait: impl Fn(bool) -> c_int) -> c_int {
+    quietly((), batch::before_waiting);
     if readable.is_null() || !ahead::was_ever() {
         return wait(false);
     }
     // SAFETY: the caller's promise: bits up to `count` may be looked at.
     let asked = |fd: c_int| unsafe { libc::FD_ISSET(fd, readable) };
-    let ready: Vec<c_int> = (0..count).filter(|fd| asked(*fd) && ahead::waiting(*fd) > 0).collect();
+    let ready: Vec<c_int> = (0..count).filter(|fd| asked(*fd) && ahead::is_readable(*fd)).collect();
     let mut n = wait(!ready.is_empty());
     if n < 0 {
         return n;
@@ -251,6 +301,10 @@ pub unsafe extern "C" fn pselect(
 /// As ioctl(2). The third argument is a word or absent; an absent one is passed on as whatever the register holds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_long) -> c_int {
+    if c_uint::try_from(request) == Ok(libc::TIOCOUTQ as c_uint) {
+        // What was accepted and waits here was not acknowledged either.
+        quietly(true, || batch::leave_at(fd));
+    }
     let result = next!(ioctl(fd => c_int, request => c_ulong, argument => c_long) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
     if result == 0 && c_uint::try_from(request) == Ok(libc::FIONREAD as c_uint) {
         let more = ahead::waiting(fd);
@@ -260,4 +314,96 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_long) ->
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::testing;
+
+    const IN: u32 = libc::EPOLLIN as u32;
+
+    #[test]
+    fn a_registration_for_one_event_gives_one_event() {
+        let set = testing::set();
+        let (near, _far, _) = testing::ahead(Some(set));
+        let fd = near.as_raw_fd();
+        let once = libc::EPOLLIN | libc::EPOLLONESHOT;
+        for _ in 0..2 {
+            testing::control(set, libc::EPOLL_CTL_MOD, fd, once);
+            assert_eq!(testing::events(set, 1000), [(IN, fd as u64)]);
+            assert_eq!(testing::events(set, 0), [], "somebody else has it by now");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_an_epoll_set_is_told_of_what_was_read_ahead_in_it() {
+        let (inner, outer) = (testing::set(), testing::set());
+        let (near, _far, _) = testing::ahead(Some(inner));
+        let mut list = [pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
+        // SAFETY: one entry, as is said.
+        assert_eq!(unsafe { libc::poll(list.as_mut_ptr(), 1, 1000) }, 1);
+        assert_eq!(list[0].revents, libc::POLLIN);
+        drop(near);
+        testing::control(outer, libc::EPOLL_CTL_ADD, inner, libc::EPOLLIN);
+        let it = testing::begun(Some(inner));
+        assert_ne!(testing::unread(&it.near), 0);
+        assert_eq!(testing::events(outer, 1000), [(IN, inner as u64)]);
+    }
+
+    #[test]
+    fn epoll_pwait2_tells_of_what_was_read_ahead() {
+        let set = testing::set();
+        let (near, _far, _) = testing::ahead(Some(set));
+        let mut event = epoll_event { events: 0, u64: 0 };
+        let none = core::ptr::null();
+        let (soon, at_once) = (timespec { tv_sec: 1, tv_nsec: 0 }, &raw const AT_ONCE);
+        // SAFETY: there is room for one event.
+        let mut wait = |limit| unsafe { epoll_pwait2(set, &raw mut event, 1, limit, none) };
+        assert_eq!(wait(&raw const soon), 1);
+        assert_eq!({ event.u64 }, near.as_raw_fd() as u64);
+        drop(near);
+        // SAFETY: as above.
+        assert_eq!(unsafe { epoll_pwait2(set, &raw mut event, 1, at_once, none) }, 0);
+    }
+
+    #[test]
+    fn a_connection_in_a_second_set_is_reported_in_both() {
+        let (first, second) = (testing::set(), testing::set());
+        let (near, _far, _) = testing::ahead(Some(first));
+        let fd = near.as_raw_fd();
+        testing::control(second, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN);
+        assert_eq!(testing::events(second, 1000), [(IN, fd as u64)]);
+        assert_eq!(testing::events(first, 1000), [(IN, fd as u64)]);
+    }
+
+    #[test]
+    fn a_connection_whose_set_was_closed_is_reported_in_the_next() {
+        let (first, second) = (testing::set(), testing::set());
+        let (near, _far, _) = testing::ahead(Some(first));
+        let fd = near.as_raw_fd();
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::close(first) }, 0);
+        testing::control(second, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN);
+        assert_eq!(testing::events(second, 1000), [(IN, fd as u64)]);
+    }
+
+    #[test]
+    fn a_thread_that_waits_already_is_woken_for_what_another_one_has_read_ahead() {
+        let set = testing::set();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (near, _far, _) = testing::ahead(None);
+        let waiting = std::thread::spawn(move || {
+            // SAFETY: no arguments.
+            tell.send(unsafe { libc::gettid() }).expect("somebody asks");
+            testing::events(set, 3000)
+        });
+        let thread = told.recv().expect("its number");
+        testing::until("it waits", || testing::sleeps(thread));
+        let fd = near.as_raw_fd();
+        testing::control(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN);
+        assert_eq!(waiting.join().expect("no panic"), [(IN, fd as u64)]);
+    }
 }
