@@ -149,6 +149,7 @@ inline_always void accept_local(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct pair pair = {};
 	ud_u64 *found, cookie;
+	ud_u32 yes = 1;
 
 	if (!sk)
 		return;
@@ -158,8 +159,9 @@ inline_always void accept_local(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 		return;
 	cookie = *found;
 	bpf_map_delete_elem(&ud_expected, &pair);
-	if (bpf_sk_storage_get(&ud_peers, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE))
-		bpf_sock_hash_update(ops, &ud_locals, &cookie, BPF_ANY);
+	if (bpf_sk_storage_get(&ud_peers, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE) &&
+	    !bpf_sock_hash_update(ops, &ud_locals, &cookie, BPF_ANY))
+		bpf_map_update_elem(&ud_were_local, &cookie, &yes, BPF_ANY);
 }
 
 SEC("sockops")
