@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::backend::pattern;
+use support::backend::{Backend, pattern};
 use support::client::{Client, Response};
-use support::{inside, start};
-use underdeck_lab::wait;
+use support::{Agent, Far, Setup, inside, start};
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: shop.test\r\n\r\n")
@@ -19,34 +18,52 @@ fn is_of(response: &Response, path: &str) -> bool {
     response.text().starts_with(&format!("GET {path} "))
 }
 
-/// What an application does not read piles up behind its receive buffer, where only what takes the way of TCP waits.
+/// `/far` is at an endpoint of its own.
+const TWO_ENDPOINTS: &str = r#"
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: shop, namespace: demo}
+spec:
+  hosts: [shop.test]
+  http:
+  - name: far
+    match: [{uri: {prefix: /far}}]
+    route: [{destination: {host: far.test}}]
+  - name: near
+    route: [{destination: {host: near.test}}]
+"#;
+
+/// What comes by TCP waits when the receive buffer of an application is full, which nothing that skips TCP looks at.
 #[test]
-fn a_response_does_not_overtake_what_is_not_read() {
-    let name = "a_response_does_not_overtake_what_is_not_read";
+fn a_response_that_skips_tcp_does_not_overtake_one_that_waits() {
+    const TURNS: usize = 20;
+    let name = "a_response_that_skips_tcp_does_not_overtake_one_that_waits";
     inside(name, |group| {
-        let (_backend, agent, service) = start(name, group, "127.89.0.1:80");
-        for size in [5000, 30_000, 60_000] {
-            let mut client = Client::connect(service);
-            for turn in 0..40 {
-                // Moved by the agent, then by the kernel.
-                let before = agent.status().responses;
-                client.send(get(&format!("/chunked/{size}")).as_bytes());
-                // Until the client's buffers are full, the agent is done before the next request is sent.
-                let _ = wait::until("it is moved", Duration::from_millis(200), || {
-                    (agent.status().responses.agent > before.agent).then_some(())
-                });
-                client.send(get(&format!("/turn?{turn}")).as_bytes());
-                let _ = wait::until("it is moved", Duration::from_millis(100), || {
-                    (agent.status().responses.kernel > before.kernel).then_some(())
-                });
-            }
-            for turn in 0..40 {
-                assert_eq!(client.receive(false).expect("an answer").matches(size), Ok(()), "{size} bytes, {turn}");
-                let response = client.receive(false).expect("an answer");
-                assert!(is_of(&response, &format!("/turn?{turn}")), "{size} bytes, {turn}: {response:?}");
-            }
+        let (near, far) = (Backend::start(), Far::start(name));
+        let service = "127.89.0.1:80".parse().expect("an address");
+        let agent = Agent::start(&Setup {
+            name,
+            group,
+            policies: TWO_ENDPOINTS,
+            services: &[service],
+            endpoints: &[("near.test||", near.address), ("far.test||", far.address)],
+            more: "",
+        });
+        let mut client = Client::connect(service);
+        let ask = |client: &mut Client, path: &str| {
+            let before = agent.status().responses.kernel;
+            client.send(get(path).as_bytes());
+            agent.until("it is answered", |status| status.responses.kernel > before);
+        };
+        for turn in 0..TURNS {
+            ask(&mut client, "/far/size/60000");
+            ask(&mut client, &format!("/near?{turn}"));
         }
-        assert!(agent.status().responses.kernel > 0);
+        for turn in 0..TURNS {
+            assert_eq!(client.receive(false).expect("an answer").matches(60_000), Ok(()), "turn {turn}");
+            let response = client.receive(false).expect("an answer");
+            assert!(is_of(&response, &format!("/near?{turn}")), "turn {turn}: {response:?}");
+        }
         agent.stop();
     });
 }
