@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use support::backend::pattern;
 use support::client::Client;
@@ -127,6 +128,60 @@ fn clients_that_go_away_hurt_nobody() {
         }
         assert_eq!(refused.load(Ordering::Relaxed), 0, "a server was told that it may not send");
         agent.until("connections of those that went are gone", |status| status.connections == 1);
+        agent.stop();
+    });
+}
+
+/// Answers a few requests on each connection and resets it some time after a response, while it is idle or just not.
+fn resetting_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for (number, stream) in listener.incoming().map_while(Result::ok).enumerate() {
+            std::thread::spawn(move || {
+                let mut input = BufReader::new(stream);
+                for turn in 0..=number % 5 {
+                    let mut head = String::new();
+                    while !head.ends_with("\r\n\r\n") {
+                        if input.read_line(&mut head).unwrap_or(0) == 0 {
+                            return;
+                        }
+                    }
+                    let response = format!("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{:03}", turn % 1000);
+                    if input.get_mut().write_all(response.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros((number % 16) as u64 * 40) {
+                    std::thread::yield_now();
+                }
+                let _ = socket2::SockRef::from(input.get_ref()).set_linger(Some(Duration::ZERO));
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn an_endpoint_that_resets_its_connections_does_not_end_those_of_applications() {
+    let name = "an_endpoint_that_resets_its_connections_does_not_end_those_of_applications";
+    inside(name, |group| {
+        let (agent, service) = start(name, group, "127.87.0.3:80", resetting_server(), "pool: {min: 32}");
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                std::thread::spawn(move || {
+                    // One connection for all of it; whatever becomes of those behind it, it is a response that says so.
+                    let mut client = Client::connect(service);
+                    let statuses: Vec<_> = (0..500).map(|_| client.get("/a").status).collect();
+                    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
+                    statuses.iter().filter(|status| **status == 200).count()
+                })
+            })
+            .collect();
+        let good: usize = threads.into_iter().map(|thread| thread.join().expect("no send fails")).sum();
+        let status = agent.status();
+        assert!(good > 0 && status.requests.kernel > 100, "{good} {status:#?}");
         agent.stop();
     });
 }
