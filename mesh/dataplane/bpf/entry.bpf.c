@@ -504,6 +504,23 @@ int ud_to_local(struct __sk_buff *skb)
 	return SK_PASS;
 }
 
+/* An idle connection to an endpoint begins to end: nobody takes it from now on. It stays in `ud_servers` until the agent
+ * sees that, and whoever sent to it would be told of the reset. */
+SEC("tp_btf/inet_sock_set_state")
+int ud_ending(ud_u64 *arguments)
+{
+	struct ud_upstream *upstream;
+	ud_u64 cookie;
+
+	if ((ud_u32)arguments[1] != BPF_TCP_ESTABLISHED)
+		return 0;
+	cookie = bpf_get_socket_cookie((void *)arguments[0]);
+	upstream = bpf_map_lookup_elem(&ud_upstreams, &cookie);
+	if (upstream)
+		__sync_val_compare_and_swap(&upstream->client, 0, UD_RETIRED);
+	return 0;
+}
+
 /* What the agent does to the pools. */
 SEC("syscall")
 int ud_pool(struct ud_pool_call *call)

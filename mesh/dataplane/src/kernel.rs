@@ -145,7 +145,9 @@ impl Kernel {
             let map = map(&object, of)?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
-        links.push(bpf("ud_arrived", program(&object, "ud_arrived")?.attach())?);
+        for name in ["ud_arrived", "ud_ending"] {
+            links.push(bpf(name, program(&object, name)?.attach())?);
+        }
         // The order matters: a connection must not be taken over before it can be known.
         let attached = ["ud_established", "ud_connect4", "ud_connect6"];
         for name in &attached[..if guarded { 1 } else { 3 }] {

@@ -163,25 +163,42 @@ fn resetting_server() -> SocketAddr {
     address
 }
 
+/// Sends that fail, of `REQUESTS` by each of eight threads.
+const REQUESTS: u64 = 1000;
+
+/// Linux tells the sender if a connection is reset between its look and its move; see docs/mesh-run.md. Without a look at
+/// the connection before, it is about a hundred.
+const FAILED_AT_MOST: u64 = 8 * REQUESTS / 200;
+
 #[test]
 fn an_endpoint_that_resets_its_connections_does_not_end_those_of_applications() {
     let name = "an_endpoint_that_resets_its_connections_does_not_end_those_of_applications";
     inside(name, |group| {
-        let (agent, service) = start(name, group, "127.87.0.3:80", resetting_server(), "pool: {min: 32}");
-        let threads: Vec<_> = (0..8)
-            .map(|_| {
-                std::thread::spawn(move || {
-                    // One connection for all of it; whatever becomes of those behind it, it is a response that says so.
-                    let mut client = Client::connect(service);
-                    let statuses: Vec<_> = (0..500).map(|_| client.get("/a").status).collect();
-                    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
-                    statuses.iter().filter(|status| **status == 200).count()
+        for more in ["pool: {min: 32}", "pool: {min: 32}\nlocal_bypass: false"] {
+            let (agent, service) = start(name, group, "127.87.0.3:80", resetting_server(), more);
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    std::thread::spawn(move || {
+                        let (mut client, mut failed) = (Client::connect(service), 0);
+                        for _ in 0..REQUESTS {
+                            if client.try_send(b"GET /a HTTP/1.1\r\nHost: shop.test\r\n\r\n").is_err() {
+                                (client, failed) = (Client::connect(service), failed + 1);
+                                continue;
+                            }
+                            // Whatever becomes of those behind it, the connection stays, and a response says it.
+                            let status = client.receive(false).expect("an answer").status;
+                            assert!(status == 200 || status == 503, "{status}");
+                        }
+                        failed
+                    })
                 })
-            })
-            .collect();
-        let good: usize = threads.into_iter().map(|thread| thread.join().expect("no send fails")).sum();
-        let status = agent.status();
-        assert!(good > 0 && status.requests.kernel > 100, "{good} {status:#?}");
-        agent.stop();
+                .collect();
+            let failed: u64 = threads.into_iter().map(|thread| thread.join().expect("every one is answered")).sum();
+            eprintln!("{failed} of {} sends failed; {more:?}", 8 * REQUESTS);
+            assert!(failed <= FAILED_AT_MOST, "{failed} sends failed; {more}");
+            let status = agent.status();
+            assert!(status.requests.kernel > REQUESTS, "{status:#?}");
+            agent.stop();
+        }
     });
 }
