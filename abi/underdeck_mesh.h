@@ -119,6 +119,8 @@ struct ud_conn {
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
 	struct ud_address destination;
 	ud_u32 corks;     /* How often the beginning of a request was told to wait for the rest. */
+	ud_u32 mover;     /* The thread that is moving the end of a response into its socket; 0: none is. */
+	ud_u32 by_tcp;    /* The response to its last request must not skip TCP. */
 };
 
 /* What the agent has done for a connection. The kernel takes requests again when it agrees with `ud_conn`. */

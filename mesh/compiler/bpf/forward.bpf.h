@@ -57,8 +57,20 @@ inline_always int choose(ud_u32 cluster_index, ud_u32 random)
 	return first;
 }
 
-/* An idle connection to an endpoint. */
-inline_always struct ud_upstream *take(ud_u32 endpoint, ud_u64 client, ud_u64 *cookie)
+/* Says where the message goes. 0: the connection is open, as far as the kernel knows now. The end of an endpoint of this
+ * host leaves the map when its process closes it. The endpoint would reset what is sent to it by TCP after that, and
+ * the sender would be told of it. */
+inline_always int direct(struct sk_msg_md *msg, ud_u64 *cookie)
+{
+	if (bpf_msg_redirect_hash(msg, &ud_locals, cookie, BPF_F_INGRESS) == SK_PASS)
+		return 0;
+	if (bpf_map_lookup_elem(&ud_were_local, cookie))
+		return -1;
+	return bpf_msg_redirect_hash(msg, &ud_servers, cookie, 0) == SK_PASS ? 0 : -1;
+}
+
+/* An idle connection to an endpoint, to which the message is directed. */
+inline_always struct ud_upstream *take(struct sk_msg_md *msg, ud_u32 endpoint, ud_u64 client, ud_u64 *cookie)
 {
 	void *pool = bpf_map_lookup_elem(&ud_pools, &endpoint);
 
@@ -71,8 +83,12 @@ inline_always struct ud_upstream *take(ud_u32 endpoint, ud_u64 client, ud_u64 *c
 			return 0;
 		upstream = bpf_map_lookup_elem(&ud_upstreams, cookie);
 		/* One that was closed meanwhile is only a number, and one that is being closed is not taken. */
-		if (upstream && !__sync_val_compare_and_swap(&upstream->client, 0, client))
+		if (!upstream || __sync_val_compare_and_swap(&upstream->client, 0, client))
+			continue;
+		if (!direct(msg, cookie))
 			return upstream;
+		/* It is being closed. The agent will see that, too. */
+		__sync_lock_test_and_set(&upstream->client, UD_RETIRED);
 	}
 	return 0;
 }
@@ -178,9 +194,7 @@ inline_always int to_upstream(struct sk_msg_md *msg, struct ud_head *h, struct u
 		__sync_fetch_and_add(active, 1);
 	if (all)
 		all->kernel++;
-	if (bpf_msg_redirect_hash(msg, &ud_locals, &cookie, BPF_F_INGRESS) == SK_PASS)
-		return SK_PASS;
-	return bpf_msg_redirect_hash(msg, &ud_servers, &cookie, 0);
+	return SK_PASS;
 }
 
 inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_conn *conn, ud_u64 client)
@@ -203,7 +217,7 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 		}
 		/* The kernel cannot redirect a part of a message and let the rest pass: all of it, or nothing. */
 		if (h->body != UD_BODY_CHUNKED && h->content_length <= UD_BODY_MAX && msg->size - h->len == h->content_length) {
-			upstream = take(endpoint, client, &cookie);
+			upstream = take(msg, endpoint, client, &cookie);
 			if (upstream) {
 				verdict = to_upstream(msg, h, conn, upstream, cookie, endpoint);
 				if (verdict >= 0)

@@ -39,6 +39,8 @@ static long (*const bpf_sock_hash_update)(struct bpf_sock_ops *ops, void *map, v
 	(void *)BPF_FUNC_sock_hash_update;
 static long (*const bpf_skb_load_bytes)(const void *skb, ud_u32 offset, void *to, ud_u32 len) =
 	(void *)BPF_FUNC_skb_load_bytes;
+static void *(*const bpf_skc_to_tcp_sock)(void *sk) = (void *)BPF_FUNC_skc_to_tcp_sock;
+static ud_u64 (*const bpf_get_current_pid_tgid)(void) = (void *)BPF_FUNC_get_current_pid_tgid;
 static void *(*const bpf_sk_storage_get)(void *map, void *sk, void *value, ud_u64 flags) =
 	(void *)BPF_FUNC_sk_storage_get;
 

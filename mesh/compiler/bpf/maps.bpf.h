@@ -28,6 +28,14 @@ struct {
 	__type(value, ud_u64);
 } ud_locals SEC(".maps");
 
+/* Connections that are, or were, in `ud_locals`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, ud_u64);
+	__type(value, ud_u32);
+} ud_were_local SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

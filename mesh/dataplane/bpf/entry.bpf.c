@@ -4,6 +4,19 @@
 #define ONES 0x0101010101010101ULL
 #define HIGHS 0x8080808080808080ULL
 
+/* Of the kernel's own structures, what is looked at; libbpf finds out where it is. */
+struct sock {
+	void *sk_user_data;
+} __attribute__((preserve_access_index));
+
+struct sk_buff_head {
+	ud_u32 qlen;
+} __attribute__((preserve_access_index));
+
+struct sk_psock {
+	struct sk_buff_head ingress_skb;
+} __attribute__((preserve_access_index));
+
 /* Where processes connect to that is to be taken over. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -149,6 +162,7 @@ inline_always void accept_local(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct pair pair = {};
 	ud_u64 *found, cookie;
+	ud_u32 yes = 1;
 
 	if (!sk)
 		return;
@@ -158,8 +172,9 @@ inline_always void accept_local(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 		return;
 	cookie = *found;
 	bpf_map_delete_elem(&ud_expected, &pair);
-	if (bpf_sk_storage_get(&ud_peers, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE))
-		bpf_sock_hash_update(ops, &ud_locals, &cookie, BPF_ANY);
+	if (bpf_sk_storage_get(&ud_peers, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE) &&
+	    !bpf_sock_hash_update(ops, &ud_locals, &cookie, BPF_ANY))
+		bpf_map_update_elem(&ud_were_local, &cookie, &yes, BPF_ANY);
 }
 
 SEC("sockops")
@@ -201,10 +216,29 @@ inline_always int is_busy(struct ud_conn *conn, ud_u64 client)
 		if (upstream && upstream->client == client)
 			return 1;
 	}
+	/* Atomic, so that it is read after `client` was. */
+	if (__sync_fetch_and_add(&conn->mover, 0))
+		return 1;
 	done = bpf_map_lookup_elem(&ud_progresses, &client);
 	if (!done)
 		return conn->in || conn->out;
 	return done->in != conn->in || done->out != conn->out;
+}
+
+/* Whether bytes that came by TCP are on their way into the receive queue of a socket, in the work queue or because it is
+ * full. What skips TCP would overtake them. */
+inline_always int has_queued(struct sk_msg_md *msg)
+{
+	struct sock *sk = bpf_skc_to_tcp_sock(msg->sk);
+	struct sk_psock *psock;
+	ud_u32 count = 1;
+
+	if (!sk)
+		return 1;
+	/* The lowest bits are flags (SK_USER_DATA_PTRMASK). */
+	psock = (struct sk_psock *)((ud_u64)sk->sk_user_data & ~7ULL);
+	bpf_probe_read_kernel(&count, sizeof(count), &psock->ingress_skb.qlen);
+	return count != 0;
 }
 
 SEC("sk_msg")
@@ -220,8 +254,10 @@ int ud_request(struct sk_msg_md *msg)
 	conn = conn_of(msg, &client);
 	if (!conn)
 		return SK_PASS;
-	if (!is_busy(conn, client))
+	if (!is_busy(conn, client)) {
+		conn->by_tcp = has_queued(msg);
 		bpf_tail_call(msg, &ud_programs, 0);
+	}
 	conn->in += size;
 	return SK_PASS;
 }
@@ -409,6 +445,7 @@ int ud_reply(struct sk_msg_md *msg)
 	struct bpf_sock *sk = msg->sk;
 	struct ud_upstream *upstream;
 	struct ud_counters *all;
+	struct ud_conn *conn;
 	ud_u64 *cookie, client;
 
 	if (!sk)
@@ -420,7 +457,10 @@ int ud_reply(struct sk_msg_md *msg)
 	if (!upstream || !upstream->client || upstream->client == UD_RETIRED || upstream->relay)
 		return SK_PASS;
 	client = upstream->client;
-	if (!bpf_map_lookup_elem(&ud_conns, &client) || (!upstream->in_body && begin_reply(msg, upstream)) ||
+	conn = bpf_map_lookup_elem(&ud_conns, &client);
+	if (conn && conn->by_tcp)
+		return SK_PASS;
+	if (!conn || (!upstream->in_body && begin_reply(msg, upstream)) ||
 	    msg->size > upstream->left ||
 	    bpf_msg_redirect_hash(msg, &ud_clients, &client, BPF_F_INGRESS) != SK_PASS) {
 		upstream->relay = 1;
@@ -432,9 +472,28 @@ int ud_reply(struct sk_msg_md *msg)
 		all = counters();
 		if (all)
 			all->responses_kernel++;
+		conn->mover = bpf_get_current_pid_tgid();
 		end_response(upstream, *cookie, 1);
 	}
 	return SK_PASS;
+}
+
+/* Bytes are in the receive queue of a socket, and nobody has read them yet: its lock is held. A thread that moves bytes
+ * into a socket waits for that lock before, maybe for long, so this is where the end of a response has arrived. */
+SEC("tp_btf/sk_data_ready")
+int ud_arrived(ud_u64 *arguments)
+{
+	struct sock *sk = (struct sock *)arguments[0];
+	ud_u64 *client = bpf_sk_storage_get(&ud_cookies, sk, 0, 0);
+	struct ud_conn *conn;
+
+	if (!client)
+		return 0;
+	conn = bpf_map_lookup_elem(&ud_conns, client);
+	/* Only of a thread that is at it: the agent sends nothing meanwhile, and nothing else moves bytes by itself. */
+	if (conn && conn->mover && conn->mover == (ud_u32)bpf_get_current_pid_tgid())
+		conn->mover = 0;
+	return 0;
 }
 
 /* What is sent to an endpoint by TCP is let through. With a verdict, Linux knows how much is there (FIONREAD). */
@@ -443,6 +502,23 @@ int ud_to_local(struct __sk_buff *skb)
 {
 	(void)skb;
 	return SK_PASS;
+}
+
+/* An idle connection to an endpoint begins to end: nobody takes it from now on. It stays in `ud_servers` until the agent
+ * sees that, and whoever sent to it would be told of the reset. */
+SEC("tp_btf/inet_sock_set_state")
+int ud_ending(ud_u64 *arguments)
+{
+	struct ud_upstream *upstream;
+	ud_u64 cookie;
+
+	if ((ud_u32)arguments[1] != BPF_TCP_ESTABLISHED)
+		return 0;
+	cookie = bpf_get_socket_cookie((void *)arguments[0]);
+	upstream = bpf_map_lookup_elem(&ud_upstreams, &cookie);
+	if (upstream)
+		__sync_val_compare_and_swap(&upstream->client, 0, UD_RETIRED);
+	return 0;
 }
 
 /* What the agent does to the pools. */

@@ -88,12 +88,17 @@ impl Writer<'_> {
         self.output.write_all(bytes).await
     }
 
-    /// The last bytes of a response. The kernel takes the next request once they have arrived.
+    /// The last bytes of a response.
     pub(crate) async fn send_last(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let client = self.client;
-        let progress = ud_progress { in_: client.done.get(), out: client.sent.get() + bytes.len() as u64 };
-        client.agent.kernel.set_progress(client.cookie, progress);
+        self.announce_last(bytes.len());
         self.send(bytes).await
+    }
+
+    /// So many bytes are the last ones of a response. The kernel takes the next request once they have arrived.
+    pub(crate) fn announce_last(&self, count: usize) {
+        let client = self.client;
+        let progress = ud_progress { in_: client.done.get(), out: client.sent.get() + count as u64 };
+        client.agent.kernel.set_progress(client.cookie, progress);
     }
 
     /// The end of the connection is the end of the response: if the agent is killed before, the client must see a reset.
@@ -231,12 +236,13 @@ impl Connection {
     /// Waits until no upstream has a request of this connection.
     async fn wait_for_kernel(&self) {
         let mut looks = 0u32;
-        while self.agent.kernel.in_flight(self.client.cookie) {
+        let (kernel, cookie) = (&self.agent.kernel, self.client.cookie);
+        while kernel.in_flight(cookie) && kernel.is_open(cookie) {
             looks += 1;
             tokio::time::sleep(LOOK).await;
         }
         if looks > 0 {
-            // The last bytes are on their way through the kernel.
+            // If they came by TCP, the kernel may not have queued the last bytes yet; behind them in the queue is well.
             tokio::time::sleep(LOOK).await;
         }
     }

@@ -111,10 +111,11 @@ pub(crate) async fn exchange(
     };
     let response = async {
         let mut writer = client.writer().await;
-        let before_last = |_| {
+        let before_last = |_, writer: &Writer<'_>, count| {
             if is_sent.get() {
                 client.request_is_done();
             }
+            writer.announce_last(count);
         };
         relay(input, &mut writer, no_body, edits, before_last).await
     };
@@ -180,13 +181,13 @@ pub(crate) enum Moved {
 }
 
 /// Moves a response. `edits` are as for [`exchange`]. `before_last` is called before the client can know that it is complete, with whether the
-/// connection that it came from can be used again.
+/// connection that it came from can be used again, and how many bytes are left to send: it announces them.
 pub(crate) async fn relay(
     from: &mut Input,
     to: &mut Writer<'_>,
     no_body: bool,
     edits: Option<&[HeaderEdits]>,
-    before_last: impl FnOnce(bool),
+    before_last: impl FnOnce(bool, &Writer<'_>, usize),
 ) -> Result<Moved, Broken> {
     let (head, mut out) = loop {
         match message::response(&from.bytes, no_body) {
@@ -219,8 +220,8 @@ pub(crate) async fn relay(
             out.extend_from_slice(&from.bytes[..taken]);
             from.take(taken);
             let kept = !head.close && from.bytes.is_empty();
-            before_last(kept);
-            to.send_last(&out).await.map_err(|_| Broken::Client)?;
+            before_last(kept, to, out.len());
+            to.send(&out).await.map_err(|_| Broken::Client)?;
             return Ok(if kept { Moved::Kept } else { Moved::Closed });
         }
         if out.is_empty() {

@@ -145,6 +145,9 @@ impl Kernel {
             let map = map(&object, of)?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
+        for name in ["ud_arrived", "ud_ending"] {
+            links.push(bpf(name, program(&object, name)?.attach())?);
+        }
         // The order matters: a connection must not be taken over before it can be known.
         let attached = ["ud_established", "ud_connect4", "ud_connect6"];
         for name in &attached[..if guarded { 1 } else { 3 }] {
@@ -250,10 +253,12 @@ impl Kernel {
         Plain::from(&self.upstreams.lookup(cookie.bytes(), MapFlags::ANY).ok()??)
     }
 
-    /// Whether an upstream has, or may still get, the request of this connection.
+    /// Whether an upstream has, or may still get, the request of this connection, or its response has not arrived.
     pub(crate) fn in_flight(&self, client: u64) -> bool {
         let Some(conn) = self.conn(client) else { return false };
-        conn.upstream != 0 && self.upstream(conn.upstream).is_some_and(|upstream| upstream.client == client)
+        let has = conn.upstream != 0 && self.upstream(conn.upstream).is_some_and(|upstream| upstream.client == client);
+        // In this order: who moves the end of a response says so before he gives the upstream back.
+        has || self.conn(client).is_some_and(|conn| conn.mover != 0)
     }
 
     /// Gives an established, idle connection to the kernel.

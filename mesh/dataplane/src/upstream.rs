@@ -14,7 +14,7 @@ use underdeck_mesh_compiler::abi::{UD_RETIRED, ud_upstream};
 
 use crate::agent::Agent;
 use crate::answer;
-use crate::client::Client;
+use crate::client::{Client, Writer};
 use crate::exchange::{Broken, Input, Link, Moved, relay};
 
 /// A request that the kernel sends on fits in here at once, so that none is cut.
@@ -212,7 +212,11 @@ async fn respond(agent: &Rc<Agent>, cookie: u64, entry: &ud_upstream, input: &mu
     let generation = agent.generation(entry.generation);
     let edits = generation.as_ref().map_or(&[][..], |generation| generation.edits(entry.action));
     let mut writer = client.writer().await;
-    let before_last = |kept| agent.kernel.end_relay(cookie, kept);
+    let before_last = |kept, writer: &Writer<'_>, count| {
+        // First: until the upstream is given back, the kernel takes no request of this client.
+        writer.announce_last(count);
+        agent.kernel.end_relay(cookie, kept);
+    };
     let moved = relay(input, &mut writer, entry.no_body != 0, Some(edits), before_last).await;
     drop(writer);
     agent.relayed.set(agent.relayed.get() + 1);

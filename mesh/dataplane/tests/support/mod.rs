@@ -8,13 +8,15 @@ pub mod backend;
 pub mod client;
 pub mod nginx;
 
-use std::net::SocketAddr;
+use std::ffi::OsStr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use underdeck_lab::ports::Port;
 use underdeck_lab::tools::Tool;
 use underdeck_lab::wait;
 use underdeck_mesh_dataplane::status::{Status, ask};
@@ -24,6 +26,7 @@ pub const POLICIES: &str = include_str!("../policies/shop.yaml");
 
 const INSIDE: &str = "UNDERDECK_TEST_INSIDE";
 const AGENT: &str = "UNDERDECK_TEST_AGENT";
+const BACKEND: &str = "UNDERDECK_TEST_BACKEND";
 
 /// Where control groups of version 2 are.
 fn root() -> PathBuf {
@@ -58,6 +61,12 @@ pub fn inside(name: &str, body: impl FnOnce(&Path)) {
     if let Some(config) = std::env::var_os(AGENT) {
         underdeck_mesh_dataplane::run(Path::new(&config), |_| {}).unwrap_or_else(|error| panic!("{error}"));
         return;
+    }
+    if let Ok(address) = std::env::var(BACKEND) {
+        let _backend = backend::Backend::start_at(&address);
+        loop {
+            std::thread::park();
+        }
     }
     if let Some(group) = std::env::var_os(INSIDE) {
         body(Path::new(&group));
@@ -206,10 +215,40 @@ impl Drop for Agent {
 }
 
 fn spawn(name: &str, config: &Path) -> Child {
+    outside(name, AGENT, config.as_os_str())
+}
+
+/// This test as a process outside of the control group, in another role.
+fn outside(name: &str, role: &str, argument: &OsStr) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
-    command.args(["--exact", name, "--nocapture"]).env(AGENT, config).stdout(Stdio::null());
+    command.args(["--exact", name, "--nocapture"]).env(role, argument).stdout(Stdio::null());
     enter(&mut command, root().join("cgroup.procs"));
-    command.spawn().expect("the agent starts")
+    command.spawn().expect("it starts")
+}
+
+/// A backend that is not in the control group, as one on another host: what it sends comes by TCP.
+pub struct Far {
+    child: Child,
+    pub address: SocketAddr,
+    _port: Port,
+}
+
+impl Far {
+    pub fn start(name: &str) -> Self {
+        let port = Port::free().expect("a port");
+        let address = port.addr();
+        let far = Self { child: outside(name, BACKEND, address.to_string().as_ref()), address, _port: port };
+        let listens = wait::until("it listens", Duration::from_secs(60), || TcpStream::connect(address).ok());
+        listens.expect("it listens");
+        far
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint.
