@@ -36,7 +36,7 @@ fn a_short_demo_of_the_mesh_is_right_and_leaves_nothing() {
         assert!(!rates.is_empty() && rates.iter().all(|rate| rate["p50_us"].is_number() && rate["p99_us"].is_number()));
         assert!(plane["max_rps"].is_number() && plane["cpu_us_per_request"].is_number(), "{plane}");
         let share = plane["kernel_share"].as_f64().expect("a share");
-        if plane["name"] == "underdeck" { assert!(share > 0.9, "{plane}") } else { assert!(share == 0.0, "{plane}") }
+        if plane["name"] == "underdeck" { assert!(share > 0.5, "{plane}") } else { assert!(share == 0.0, "{plane}") }
     }
     assert!(!report["hops"].as_array().expect("hops").is_empty());
     let groups = std::fs::read_dir("/sys/fs/cgroup").into_iter().chain(std::fs::read_dir("/sys/fs/cgroup/unified"));

@@ -60,7 +60,7 @@ fn options() -> Result<Options, String> {
         match argument.as_str() {
             "--quick" => (options.rounds, options.window_ms, options.hop_ms) = (2, 400, 100),
             "--smoke" => {
-                (options.rounds, options.window_ms, options.hop_ms) = (1, 150, 50);
+                (options.rounds, options.window_ms, options.hop_ms) = (1, 400, 100);
                 options.hop_connections = vec![1];
             }
             "--plane" => {

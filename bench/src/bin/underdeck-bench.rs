@@ -126,7 +126,7 @@ impl Anchor {
         let (pairs, window, warmup, open_loop_bodies) = match self.profile() {
             Profile::Full | Profile::Bars => (5, 1000, 300, Vec::new()),
             Profile::Quick => (5, 200, 80, vec![1 << 20]),
-            Profile::Smoke => (1, 100, 50, vec![1 << 20]),
+            Profile::Smoke => (3, 300, 100, vec![1 << 20]),
         };
         let all = [Mode::Plain, Mode::Underdeck, Mode::Splice, Mode::Relay, Mode::Direct];
         Plan {
