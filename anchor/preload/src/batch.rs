@@ -6,6 +6,7 @@
 //! for them for certain, so that what was accepted can also be sent.
 
 use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use syscalls::Errno;
@@ -39,6 +40,9 @@ impl Batch {
         self.offset + self.len as u64
     }
 }
+
+/// Some batch was begun in this process: before, there is nothing to look for.
+static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// This thread waits for events with epoll: batches leave there.
@@ -115,6 +119,7 @@ fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
 
 /// Has a connection looked after when this thread looks for events. False: not now, in a signal handler for instance.
 pub(crate) fn remember(fd: c_int) -> bool {
+    EVER.store(true, Ordering::Relaxed);
     let remembered = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| it.fresh.push(fd)).is_ok());
     remembered.unwrap_or(false)
 }
@@ -185,7 +190,20 @@ pub(crate) fn leave_at(fd: c_int) -> bool {
 }
 
 /// The thread is about to wait for something else than events, or may be.
+#[inline]
 pub(crate) fn before_waiting() {
+    if EVER.load(Ordering::Relaxed) {
+        leave_before_waiting();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn leave_before_waiting() {
+    quietly((), leave_if_any);
+}
+
+fn leave_if_any() {
     let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !(it.fresh.is_empty() && it.older.is_empty()));
     if IS_LOOP.get() && WAITING.try_with(has_any).unwrap_or(false) {
         before_events(true);

@@ -3,7 +3,7 @@
 use libc::{c_char, c_int, c_uint, c_void, clockid_t, pid_t, pthread_t, sigset_t, timespec, useconds_t};
 use syscalls::Errno;
 
-use super::{fail, next, quietly};
+use super::{fail, next};
 use crate::{batch, lifecycle};
 
 macro_rules! waits {
@@ -11,7 +11,7 @@ macro_rules! waits {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            quietly((), batch::before_waiting);
+            batch::before_waiting();
             next!($name($($argument => $type),*) -> $result, fail(Errno::ENOSYS) as $result)
         }
     };
@@ -61,7 +61,7 @@ waits! {
 /// The child of vfork has no say in what its parent sends.
 fn ends() {
     if !lifecycle::is_vforked() {
-        quietly((), batch::before_waiting);
+        batch::before_waiting();
     }
 }
 

@@ -53,7 +53,7 @@ fn waiting(fd: c_int, flags: c_int, step: impl Fn(c_int) -> Option<ssize_t>) -> 
         if !empty || sys::is_nonblocking(fd) {
             return Some(n);
         }
-        quietly((), batch::before_waiting);
+        batch::before_waiting();
         if let Err(error) = sys::wait_for_bytes(fd) {
             return Some(fail(error));
         }
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> s
         Entry::Ours => fail(Errno::EBADF),
         _ => {
             // A pipe may keep the thread waiting.
-            quietly((), batch::before_waiting);
+            batch::before_waiting();
             next!(read(fd => c_int, buffer => *mut c_void, size => size_t) -> ssize_t, fail(Errno::ENOSYS))
         }
     }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, size: size_t
     {
         return n;
     }
-    quietly((), batch::before_waiting);
+    batch::before_waiting();
     next!(__read_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ss
     {
         return n;
     }
-    quietly((), batch::before_waiting);
+    batch::before_waiting();
     next!(readv(fd => c_int, iov => *const iovec, count => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 

@@ -46,7 +46,7 @@ fn transmit(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Opti
         if sys::is_nonblocking(fd) {
             return Some(if done == 0 { n } else { done.cast_signed() });
         }
-        quietly((), batch::before_waiting);
+        batch::before_waiting();
         if is_plain(cell, fd) {
             return Some(transmit_plain(cell, fd, iov, done, flags & !libc::MSG_DONTWAIT));
         }

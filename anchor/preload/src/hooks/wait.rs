@@ -153,7 +153,7 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, even
 /// As poll(2).
 unsafe fn poll_by(list: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -> c_int) -> c_int {
     const BYTES: c_short = libc::POLLIN | libc::POLLRDNORM;
-    quietly((), batch::before_waiting);
+    batch::before_waiting();
     if list.is_null() || !ahead::was_ever() {
         return wait(false);
     }
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn __ppoll_chk(
 /// # Safety
 /// As select(2).
 unsafe fn select_by(count: c_int, readable: *mut fd_set, wait: impl Fn(bool) -> c_int) -> c_int {
-    quietly((), batch::before_waiting);
+    batch::before_waiting();
     if readable.is_null() || !ahead::was_ever() {
         return wait(false);
     }
