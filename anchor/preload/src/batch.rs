@@ -165,9 +165,13 @@ pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<
     Ok(())
 }
 
-/// Sends what waits on a connection. False: the kernel does not take it after all.
+/// Sends what waits on a connection. False: the kernel does not take it after all, or somebody is at work on it.
 pub(crate) fn leave_at(fd: c_int) -> bool {
     let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };
+    // A signal handler must not wait for the thread that it has interrupted.
+    if cell.is_busy() {
+        return false;
+    }
     let gone = cell.with(fd, |socket| {
         if socket.batch.as_ref().is_none_or(|batch| batch.told) {
             return true;
@@ -309,6 +313,19 @@ mod tests {
             testing::until(how, || testing::unread(&client) == accepted);
             thread.join().expect("no panic");
         }
+    }
+
+    #[test]
+    fn a_handler_that_waits_does_not_wait_for_the_thread_that_it_interrupted() {
+        testing::ends("it ends", || {
+            let (client, mut server) = client();
+            let (_near, _far, accepted) = testing::batched(&mut server);
+            let fd = server.as_raw_fd();
+            table::socket(fd).and_then(|cell| cell.with(fd, |_| before_waiting())).expect("a connection");
+            assert!(testing::unread(&client) < accepted, "it was busy");
+            testing::events(testing::set(), 1);
+            testing::until("all of it", || testing::unread(&client) == accepted);
+        });
     }
 
     #[test]

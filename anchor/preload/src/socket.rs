@@ -1,7 +1,7 @@
 //! A connection that the engine follows: where both of its streams stand.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use libc::iovec;
 use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
@@ -111,6 +111,11 @@ impl Cell {
             socket.fd = fd;
         }
         Some(then(socket))
+    }
+
+    /// Whether somebody is at work on it: perhaps this thread, which a signal has interrupted.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Takes the connection out.

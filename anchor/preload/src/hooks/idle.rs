@@ -44,11 +44,6 @@ waits! {
 }
 waits! {
     /// # Safety
-    /// As waitpid(2).
-    waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t
-}
-waits! {
-    /// # Safety
     /// As pthread_join(3).
     pthread_join(thread: pthread_t, result: *mut *mut c_void) -> c_int
 }
@@ -56,6 +51,17 @@ waits! {
     /// # Safety
     /// As sigsuspend(2).
     sigsuspend(mask: *const sigset_t) -> c_int
+}
+
+/// # Safety
+/// As waitpid(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t {
+    // Who only asks may be a signal handler, as that of nginx for SIGCHLD.
+    if options & libc::WNOHANG == 0 {
+        batch::before_waiting();
+    }
+    next!(waitpid(process => pid_t, status => *mut c_int, options => c_int) -> pid_t, fail(Errno::ENOSYS) as pid_t)
 }
 
 /// The child of vfork has no say in what its parent sends.
