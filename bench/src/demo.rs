@@ -1,7 +1,9 @@
 //! How the demos begin and end.
 
+use std::path::Path;
 use std::process::ExitCode;
 
+use serde::Serialize;
 use underdeck_lab::LabError;
 
 /// What a demo has to complain about; none if every byte was right.
@@ -19,6 +21,18 @@ pub fn run<O>(name: &str, options: Result<O, String>, demo: impl FnOnce(&O) -> V
     };
     eprintln!("{name}: {what}");
     ExitCode::from(code)
+}
+
+/// Writes what a demo has measured as JSON.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn save(report: &impl Serialize, path: &Path) -> Result<(), LabError> {
+    let failed = |error| LabError::Io { what: format!("write {}", path.display()), error };
+    let mut text = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
+    text.push('\n');
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+    std::fs::write(path, text).map_err(failed)
 }
 
 #[cfg(test)]

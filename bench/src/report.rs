@@ -1,7 +1,5 @@
 //! The table and the JSON of the demo.
 
-use std::path::Path;
-
 use serde::Serialize;
 
 use crate::measure::Side;
@@ -118,17 +116,6 @@ pub fn rows(plain: &Case, anchored: &Case, ratio: (f64, f64, f64)) -> String {
     };
     let (median, low, high) = ratio;
     format!("{}\n{}", row(plain, String::new()), row(anchored, format!("{median:.2} ({low:.2}..{high:.2})")))
-}
-
-impl Report {
-    /// Writes the JSON.
-    pub fn save(&self, path: &Path) -> std::io::Result<()> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
-        std::fs::write(path, text + "\n")
-    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! Many proxies write 8 or 16 KiB at a time, each of which would become a packet of its own. Inside an event loop, pieces
 //! of one segment after the other wait until there are [`MOST`] bytes, until something else is to be sent on the connection,
-//! or until the loop waits for events: nothing is ever delayed beyond that. Bytes are accepted only where the kernel has room
-//! for them for certain, so that what was accepted can also be sent.
+//! or until the thread waits for events, or for anything else that the library sees (`hooks/idle.rs`). Bytes are accepted only
+//! where the kernel has room for them for certain, so that what was accepted can also be sent.
 
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, Ordering};

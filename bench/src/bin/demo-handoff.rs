@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use underdeck_bench::demo::Verdict;
+use underdeck_bench::demo::{Verdict, save};
 use underdeck_bench::handoff::{Ask, Handoffs, Mode, STEPS, latency, run};
 use underdeck_bench::size::show;
 use underdeck_lab::network::Offload;
@@ -143,14 +143,6 @@ fn demo(options: &Options) -> Verdict {
     save(&report, &options.json)?;
     eprintln!("JSON: {}", options.json.display());
     Ok((!right).then(|| "a byte was wrong, a connection broke, or a handoff failed: see above".to_owned()))
-}
-
-fn save(report: &Report, path: &std::path::Path) -> Result<(), LabError> {
-    let failed = |error| LabError::Io { what: format!("write {}", path.display()), error };
-    let mut text = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
-    text.push('\n');
-    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-    std::fs::write(path, text).map_err(failed)
 }
 
 /// A slow link makes relaying dear: bytes come in small pieces, each of which wakes a thread. Here the CPUs are the limit,

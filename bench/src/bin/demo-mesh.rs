@@ -17,7 +17,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use underdeck_bench::demo::Verdict;
+use underdeck_bench::demo::{Verdict, save};
 use underdeck_bench::mesh::awake::Awake;
 use underdeck_bench::mesh::drive::{Drive, Driven, What};
 use underdeck_bench::mesh::figures::{Gains, Hop, Plane as Figures, Report, Slice, Spread, Step};
@@ -301,12 +301,4 @@ fn hops(stage: &Stage, options: &Options, report: &mut Report) -> Result<(), Lab
         }
     }
     Ok(())
-}
-
-fn save(report: &Report, path: &std::path::Path) -> Result<(), LabError> {
-    let failed = |error| LabError::Io { what: format!("write {}", path.display()), error };
-    let mut text = serde_json::to_string_pretty(report).map_err(|error| failed(error.into()))?;
-    text.push('\n');
-    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-    std::fs::write(path, text).map_err(failed)
 }

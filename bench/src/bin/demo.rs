@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use underdeck_bench::demo::Verdict;
+use underdeck_bench::demo::{Verdict, save};
 use underdeck_bench::measure::{Bench, Side};
 use underdeck_bench::report::{Case, Report, head, rows};
 use underdeck_bench::run::{Run, SATURATED, spread};
@@ -14,7 +14,7 @@ use underdeck_bench::size::show;
 use underdeck_bench::verify::verify;
 use underdeck_lab::client::Front;
 use underdeck_lab::proxy::Engine;
-use underdeck_lab::{LabError, tools};
+use underdeck_lab::tools;
 
 const SIZES: [u64; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const CONNECTIONS: usize = 64;
@@ -82,9 +82,7 @@ fn demo(options: &Options) -> Verdict {
         wrong += cases.iter().map(|case| case.mismatches).sum::<u64>();
         report.cases.extend(cases);
     }
-    report
-        .save(&options.json)
-        .map_err(|error| LabError::Io { what: format!("write {}", options.json.display()), error })?;
+    save(&report, &options.json)?;
     bench.stop()?;
     eprintln!(
         "{responses} responses compared byte by byte, {wrong} wrong; {resets} connections reset by the engine.\n\
