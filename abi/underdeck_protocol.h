@@ -60,6 +60,8 @@ enum ud_verdict {
 };
 
 #define UD_UNTIL_CLOSE (~(ud_u64)0)
+/* For `then`: a message is over, and nothing is known of what follows it. */
+#define UD_BETWEEN (~(ud_u64)1)
 
 struct ud_cut {
 	ud_u8 window[UD_WINDOW];      /* in: the next bytes of the stream; zero beyond `len` is NOT promised */
@@ -70,6 +72,9 @@ struct ud_cut {
 	ud_u32 verdict;               /* out: enum ud_verdict; anything else counts as UD_PASS */
 	ud_u64 span;                  /* out: bytes, for UD_METADATA and UD_OPAQUE; see UD_NEED_MORE. Comes as 0 */
 	ud_u64 state[UD_STATE_WORDS]; /* in and out: the program's own */
+	ud_u64 then;                  /* out, with UD_METADATA: what is known of the bytes after the span. So many bytes of
+	                               * payload follow it, or UD_UNTIL_CLOSE, or UD_BETWEEN; `state` is already what it is
+	                               * behind them. 0, as it comes: ask. It saves a call with len == 0 */
 };
 
 /* What an object says of itself, in its section "underdeck". */
@@ -100,7 +105,7 @@ struct ud_protocol {
 #endif
 
 _Static_assert(sizeof(struct ud_protocol) == 32, "struct ud_protocol has no padding");
-_Static_assert(sizeof(struct ud_cut) == UD_WINDOW + 4 * 4 + 8 + 8 * UD_STATE_WORDS, "struct ud_cut has no padding");
+_Static_assert(sizeof(struct ud_cut) == UD_WINDOW + 4 * 4 + 8 + 8 * UD_STATE_WORDS + 8, "struct ud_cut has no padding");
 _Static_assert((UD_WINDOW & (UD_WINDOW - 1)) == 0, "an index is bounded by a mask");
 
 #endif

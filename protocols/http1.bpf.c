@@ -15,17 +15,15 @@ enum phase {
 	TARGET = 1,     /* a request target that did not fit in one window */
 	FIELDS = 2,     /* a header field line, or with FACT_TRAILERS a trailer field line */
 	SKIP = 3,       /* the rest of a field line that did not fit in one window */
-	CONTENT = 4,    /* content, LEFT bytes of it */
-	CHUNK_SIZE = 5, /* a chunk-size line */
-	CHUNK_DATA = 6, /* the data of a chunk, LEFT bytes of it */
-	CHUNK_END = 7,  /* the CR LF after it */
-	UNTIL_CLOSE = 8,
+	CHUNK_SIZE = 4, /* a chunk-size line */
+	CHUNK_END = 5,  /* the CR LF after the data of a chunk */
+	UNTIL_CLOSE = 6,
 };
 
 /* What is known of the message whose head is being read; together with the phase it makes one word per side. */
 #define PHASE(w) ((w) & 0xff)
 #define FACT_HTTP10 (1 << 8)
-#define FACT_LENGTH (1 << 9)   /* Content-Length was seen; its value is in LEFT */
+#define FACT_LENGTH (1 << 9)   /* Content-Length was seen; its value is in LENGTH */
 #define FACT_CHUNKED (1 << 10) /* Transfer-Encoding: chunked was seen */
 #define FACT_UPGRADE (1 << 11)
 #define FACT_HEAD (1 << 12)
@@ -38,7 +36,7 @@ enum kind { PLAIN = 0, HEAD = 1, CONNECT = 2, UPGRADE = 3 };
 #define QUEUE_MAX 32
 
 /* Words of state. */
-#define LEFT(side) c->state[(side) & 1]
+#define LENGTH(side) c->state[(side) & 1]
 #define WORD(side) c->state[2 + ((side) & 1)]
 #define QUEUE c->state[4]
 #define QUEUED c->state[5]
@@ -228,7 +226,7 @@ static __attribute__((noinline)) int take_field(struct ud_cut *c, ud_u64 side, u
 		number = ud_number(c, from, 10);
 		if (end <= from || UD_NUMBER_END(number) != end)
 			return 0;
-		LEFT(side) = UD_NUMBER_VALUE(number);
+		LENGTH(side) = UD_NUMBER_VALUE(number);
 		WORD(side) = word | FACT_LENGTH;
 		return 1;
 	}
@@ -243,8 +241,11 @@ UD_INLINE ud_u64 framed(struct ud_cut *c, ud_u64 side, ud_u64 word, ud_u64 unfra
 {
 	if (word & FACT_CHUNKED)
 		return CHUNK_SIZE;
-	if (word & FACT_LENGTH)
-		return LEFT(side) ? CONTENT : START;
+	if (word & FACT_LENGTH) {
+		if (LENGTH(side))
+			c->then = LENGTH(side);
+		return START;
+	}
 	return unframed;
 }
 
@@ -294,7 +295,7 @@ UD_INLINE ud_u64 response_head(struct ud_cut *c, ud_u64 word)
 	}
 	if (kind >= CONNECT)
 		FLAGS &= ~(ud_u64)FLAG_UNDECIDED;
-	if (status == 204 && ((word & FACT_CHUNKED) || ((word & FACT_LENGTH) && LEFT(RESPONSES))))
+	if (status == 204 && ((word & FACT_CHUNKED) || ((word & FACT_LENGTH) && LENGTH(RESPONSES))))
 		return PASS;
 	if (kind == HEAD || status == 204 || status == 304)
 		return START;
@@ -311,8 +312,11 @@ UD_INLINE ud_u64 end_of_head(struct ud_cut *c, ud_u64 side)
 		next = PASS;
 	else
 		next = side == REQUESTS ? request_head(c, word) : response_head(c, word);
-	if (next != PASS)
-		WORD(side) = next;
+	if (next == PASS)
+		return PASS;
+	WORD(side) = next;
+	if (next == START && !c->then && !(FLAGS & FLAG_TUNNEL))
+		c->then = UD_BETWEEN;
 	return next;
 }
 
@@ -419,8 +423,8 @@ static __attribute__((noinline)) int chunk_size(struct ud_cut *c, ud_u64 side, u
 	if (!is_crlf(c, end))
 		return 0;
 	if (UD_NUMBER_VALUE(number)) {
-		LEFT(side) = UD_NUMBER_VALUE(number);
-		WORD(side) = CHUNK_DATA;
+		WORD(side) = CHUNK_END;
+		c->then = UD_NUMBER_VALUE(number);
 		return metadata(c, end + 2);
 	}
 	WORD(side) = FIELDS | FACT_TRAILERS;
@@ -465,18 +469,12 @@ UD_PROTOCOL(http1)
 {
 	/* RX at a server and TX at a client carry requests. */
 	ud_u64 side = (c->direction ^ c->role) & 1;
-	ud_u64 word = WORD(side), left = LEFT(side);
+	ud_u64 word = WORD(side);
 
 	c->verdict = UD_PASS;
 	/* Where more is needed: whether more is bound to follow. */
 	c->span = PHASE(word) != START;
 	switch (PHASE(word)) {
-	case CONTENT:
-		WORD(side) = START;
-		return opaque(c, left);
-	case CHUNK_DATA:
-		WORD(side) = CHUNK_END;
-		return opaque(c, left);
 	case UNTIL_CLOSE:
 		return opaque(c, UD_UNTIL_CLOSE);
 	case START:

@@ -13,6 +13,8 @@ pub(crate) use generated::{ud_direction, ud_role, ud_verdict};
 pub const WINDOW: usize = UD_WINDOW as usize;
 /// `span` of an opaque verdict that lasts to the end of the stream (`UD_UNTIL_CLOSE`).
 pub const UNTIL_CLOSE: u64 = u64::MAX;
+/// `then` behind the end of a message (`UD_BETWEEN`).
+pub(crate) const BETWEEN: u64 = u64::MAX - 1;
 
 /// Direction of a stream, seen from the process that holds the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::abi::{Direction, Role, WINDOW, ud_cut, ud_verdict};
+use crate::abi::{BETWEEN, Direction, Role, WINDOW, ud_cut, ud_verdict};
 use crate::accepted::{Accepted, AcceptedError, Digest};
 use crate::cursor::{Cursor, SpanKind, State};
 use crate::kernel::{KernelError, Loaded};
@@ -212,7 +212,9 @@ impl Check {
                 ud_verdict::UD_OPAQUE if from == input.bytes.len() => break,
                 _ => {
                     state = cut.state;
-                    from += usize::try_from(cut.span).unwrap_or(usize::MAX).min(input.bytes.len() - from);
+                    let then = if cut.then == BETWEEN || cut.verdict == ud_verdict::UD_OPAQUE { 0 } else { cut.then };
+                    let span = usize::try_from(cut.span.saturating_add(then)).unwrap_or(usize::MAX);
+                    from += span.min(input.bytes.len() - from);
                     len = 0;
                 }
             }
@@ -238,6 +240,7 @@ impl Check {
                 verdict: ud_verdict::UD_PASS,
                 span: 0,
                 state: *state,
+                then: 0,
             };
             cut.window[..bytes.len()].copy_from_slice(bytes);
             cut
@@ -285,10 +288,11 @@ impl Check {
 }
 
 /// What counts of a result.
-fn said(cut: &ud_cut) -> (u32, u64, [u64; 8]) {
+fn said(cut: &ud_cut) -> (u32, u64, u64, [u64; 8]) {
     match cut.verdict {
-        ud_verdict::UD_METADATA | ud_verdict::UD_OPAQUE => (cut.verdict, cut.span, cut.state),
-        verdict => (verdict, 0, [0; 8]),
+        ud_verdict::UD_METADATA => (cut.verdict, cut.span, cut.then, cut.state),
+        ud_verdict::UD_OPAQUE => (cut.verdict, cut.span, 0, cut.state),
+        verdict => (verdict, 0, 0, [0; 8]),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where one direction of one connection stands between spans.
 
 use crate::abi::{Direction, Role, UD_STATE_WORDS, UNTIL_CLOSE, WINDOW};
-use crate::program::{Cut, Program};
+use crate::program::{Cut, Program, Then};
 
 /// Memory of a protocol program for one connection, shared by both directions. Begins as zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Cursor {
                     Cut::NeedMore(inside) => self.inside = inside,
                     Cut::Opaque(span) => self.opaque_left = span,
                     // Nothing is there that could be metadata: a broken program.
-                    Cut::Metadata(_) | Cut::Pass => self.give_up(state),
+                    Cut::Metadata(..) | Cut::Pass => self.give_up(state),
                 }
             }
         }
@@ -123,11 +123,13 @@ impl Cursor {
         role: Role,
         bytes: &[u8],
     ) -> (SpanKind, usize) {
-        let mut metadata = 0;
+        let (mut metadata, mut settled) = (0, false);
         loop {
             let rest = &bytes[metadata..];
             if rest.is_empty() {
-                self.settle(program, state, direction, role);
+                if !settled {
+                    self.settle(program, state, direction, role);
+                }
                 return (SpanKind::Metadata, metadata);
             }
             if self.opaque_left > 0 {
@@ -137,7 +139,9 @@ impl Cursor {
                 self.pass();
                 return if metadata > 0 { (SpanKind::Metadata, metadata) } else { (SpanKind::Passed, rest.len()) };
             }
-            metadata += self.cut(program, state, direction, role, rest);
+            let n;
+            (n, settled) = self.cut(program, state, direction, role, rest);
+            metadata += n;
         }
     }
 
@@ -174,8 +178,16 @@ impl Cursor {
         (SpanKind::Opaque, taken as usize)
     }
 
-    /// One cut at the carried bytes followed by `bytes` (not empty). Returns how many of `bytes` became metadata.
-    fn cut(&mut self, program: &Program, state: &mut State, direction: Direction, role: Role, bytes: &[u8]) -> usize {
+    /// One cut at the carried bytes followed by `bytes` (not empty). Returns how many of `bytes` became metadata, and whether
+    /// it is known already what comes behind them.
+    fn cut(
+        &mut self,
+        program: &Program,
+        state: &mut State,
+        direction: Direction,
+        role: Role,
+        bytes: &[u8],
+    ) -> (usize, bool) {
         let carried = usize::from(self.carried);
         let fresh = &bytes[..bytes.len().min(WINDOW - carried)];
         let carry: &[u8] = match &self.carry {
@@ -183,36 +195,45 @@ impl Cursor {
             None => &[],
         };
         match program.cut(&mut state.words, direction, role, carry, fresh) {
-            Cut::Metadata(span) if (span as usize) < carried => {
-                self.drop_carried(span as usize);
-                0
-            }
-            Cut::Metadata(span) => {
-                self.carried = 0;
-                span as usize - carried
+            Cut::Metadata(span, then) => {
+                let from_carry = carried.min(span as usize);
+                self.drop_carried(from_carry);
+                match then {
+                    Then::Ask => {}
+                    Then::Opaque(span) => self.begin_opaque(span),
+                    Then::Between => self.inside = false,
+                }
+                (span as usize - from_carry, then != Then::Ask)
             }
             Cut::Opaque(span) => {
-                // Carried bytes were given out as metadata already; what is opaque of the fresh ones stays exact.
-                let from_carry = span.min(carried as u64);
-                self.drop_carried(from_carry as usize);
-                self.opaque_left = if span == UNTIL_CLOSE { span } else { span - from_carry };
-                0
+                self.begin_opaque(span);
+                (0, true)
             }
             Cut::NeedMore(inside) => {
                 self.inside = inside;
                 let carry = self.carry.get_or_insert_with(|| Box::new(Carry { bytes: [0; WINDOW] }));
                 carry.bytes[carried..carried + fresh.len()].copy_from_slice(fresh);
                 self.carried = (carried + fresh.len()) as u16;
-                fresh.len()
+                (fresh.len(), true)
             }
             Cut::Pass => {
                 self.give_up(state);
-                0
+                (0, true)
             }
         }
     }
 
+    /// Payload begins. Carried bytes were given out as metadata already; what is opaque of those behind them stays exact.
+    fn begin_opaque(&mut self, span: u64) {
+        let from_carry = span.min(u64::from(self.carried));
+        self.drop_carried(from_carry as usize);
+        self.opaque_left = if span == UNTIL_CLOSE { span } else { span - from_carry };
+    }
+
     fn drop_carried(&mut self, n: usize) {
+        if n == 0 {
+            return;
+        }
         if let Some(carry) = &mut self.carry {
             carry.bytes.copy_within(n..usize::from(self.carried), 0);
         }

@@ -1,6 +1,6 @@
 //! A protocol program, loaded and ready to cut.
 
-use crate::abi::{Direction, Role, UD_STATE_WORDS, UNTIL_CLOSE, WINDOW, ud_cut, ud_verdict};
+use crate::abi::{BETWEEN, Direction, Role, UD_STATE_WORDS, UNTIL_CLOSE, WINDOW, ud_cut, ud_verdict};
 use crate::accepted::{Accepted, Digest};
 use crate::engine::{Engine, Interpreter};
 use crate::object::{self, Code, ObjectError};
@@ -15,7 +15,7 @@ pub(crate) static SHIPPED: [(&str, &[u8]); 2] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// 1 <= span <= the window's length.
-    Metadata(u32),
+    Metadata(u32, Then),
     /// 1 <= span.
     Opaque(u64),
     /// Only with a window that is not full.
@@ -23,6 +23,17 @@ pub(crate) enum Cut {
     NeedMore(bool),
     /// Said so, or broke the contract.
     Pass,
+}
+
+/// What a program said of the bytes behind a span of metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// Nothing: it is to be asked.
+    Ask,
+    /// 1 <= bytes.
+    Opaque(u64),
+    /// No message is under way.
+    Between,
 }
 
 /// Which engine runs a program.
@@ -143,6 +154,7 @@ impl Program {
             verdict: ud_verdict::UD_PASS,
             span: 0,
             state: *state,
+            then: 0,
         };
         let Some(window) = cut.window.get_mut(..len) else { return Cut::Pass };
         window[..carry.len()].copy_from_slice(carry);
@@ -151,7 +163,14 @@ impl Program {
             return Cut::Pass;
         }
         let verdict = match (cut.verdict, cut.span) {
-            (ud_verdict::UD_METADATA, span @ 1..) if span <= len as u64 => Cut::Metadata(span as u32),
+            (ud_verdict::UD_METADATA, span @ 1..) if span <= len as u64 => Cut::Metadata(
+                span as u32,
+                match cut.then {
+                    0 => Then::Ask,
+                    BETWEEN => Then::Between,
+                    span => Then::Opaque(span),
+                },
+            ),
             (ud_verdict::UD_OPAQUE, span @ 1..=UNTIL_CLOSE) => Cut::Opaque(span),
             (ud_verdict::UD_NEED_MORE, span) if len < WINDOW => return Cut::NeedMore(span != 0),
             _ => return Cut::Pass,

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Connection, cut_requests, shipped};
-use underdeck_protocols::{Accepted, EngineKind, Place, Program, Role};
+use underdeck_protocols::{Accepted, EngineKind, Place, Program, Role, UNTIL_CLOSE};
 
 macro_rules! object {
     ($name:literal) => {
@@ -57,6 +57,20 @@ fn the_example_of_the_guide() {
     }
     for wrong in ["05:hello,", "5hello,", ":hello,", "5:hello;5:", "123456789012345:"] {
         assert!(cut_requests(&netstring, wrong.as_bytes(), &[2]).1, "{wrong}");
+    }
+}
+
+#[test]
+fn payload_that_is_told_of_in_advance() {
+    let foreteller = interpreted(object!("foreteller"));
+    let stream = b"\x05hello\0\0\x01!\x03abc\xffto the end";
+    for split in 0..=stream.len() {
+        for second in [split, split + 1, split + 2, split + 7] {
+            let (cuts, passed) = cut_requests(&foreteller, stream, &[split, second]);
+            assert_eq!(cuts.payload(stream), [b"hello".as_slice(), b"!", b"abc", b"to the end"], "{split}, {second}");
+            assert_eq!(cuts.place, Some(Place::Opaque(UNTIL_CLOSE)));
+            assert!(!passed);
+        }
     }
 }
 

@@ -77,6 +77,8 @@ fn root_checks_find_nothing_in_what_is_shipped() {
     let input = Input { bytes: b"5:hello,0:,12:hello, world,", ..input };
     assert_eq!(check(object!("netstring"), Some(input)).unwrap().findings, []);
     assert_eq!(check(Program::shipped_object("lenprefix").unwrap(), None).unwrap().findings, []);
+    let input = Input { bytes: b"\x05hello\0\x01!\xffto the end", ..input };
+    assert_eq!(check(object!("foreteller"), Some(input)).unwrap().findings, []);
 }
 
 #[test]

@@ -234,7 +234,7 @@ impl Machine<'_> {
 
 /// The context as the bytes that a program sees.
 fn bytes_of(cut: &mut ud_cut) -> &mut [u8] {
-    const { assert!(size_of::<ud_cut>() == UD_WINDOW as usize + 4 * 4 + 8 + 8 * UD_STATE_WORDS as usize) };
+    const { assert!(size_of::<ud_cut>() == UD_WINDOW as usize + 4 * 4 + 8 + 8 * UD_STATE_WORDS as usize + 8) };
     // SAFETY: integers without padding (the header asserts it); every bit pattern is a value of theirs.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(cut).cast::<u8>(), size_of::<ud_cut>()) }
 }

@@ -17,6 +17,9 @@ const REGISTERS: [u8; 11] = [0, 7, 6, 2, 8, 9, 3, 13, 14, 15, 5];
 /// eBPF registers that a function must leave as they were.
 const SAVED: [u8; 4] = [6, 7, 8, 9];
 
+/// The eBPF register that holds the end of the function's stack.
+const FRAME: u8 = 10;
+
 /// Compiled code of one object.
 pub(crate) struct Jit {
     entry: extern "C" fn(*mut ud_cut) -> u64,
@@ -67,6 +70,7 @@ impl Engine for Jit {
 /// What the function that is being compiled keeps on the stack.
 #[derive(Default)]
 struct Frame {
+    /// Registers of the machine that are the caller's.
     saved: Vec<u8>,
     bytes: i32,
 }
@@ -128,24 +132,32 @@ impl Compiler<'_> {
         let (start, end) = super::function_of(self.code, at);
         let body = &self.code.insns[start..end];
         let names = |number: u8| body.iter().any(|insn| insn.dst == number || insn.src == number);
-        self.frame.saved = SAVED.into_iter().filter(|&number| names(number)).collect();
-        // The return address, rbp and the saved registers lie above; calls want the stack aligned to 16 bytes.
-        let above = 2 + self.frame.saved.len();
-        self.frame.bytes = if names(10) { STACK as i32 } else { 0 } + 8 * (above % 2) as i32;
+        let saved = SAVED.into_iter().chain([FRAME]).filter(|&number| names(number));
+        self.frame.saved = saved.map(register).collect();
+        // The return address and the saved registers lie above; calls want the stack aligned to 16 bytes.
+        let above = 1 + self.frame.saved.len();
+        self.frame.bytes = if names(FRAME) { STACK as i32 } else { 0 } + 8 * (above % 2) as i32;
         let label = self.labels[at];
-        dynasm!(self.asm ; =>label ; push rbp);
-        for &number in &self.frame.saved {
-            dynasm!(self.asm ; push Rq(register(number)));
+        dynasm!(self.asm ; =>label);
+        for &saved in &self.frame.saved {
+            dynasm!(self.asm ; push Rq(saved));
         }
-        dynasm!(self.asm ; mov rbp, rsp ; sub rsp, self.frame.bytes);
+        if names(FRAME) {
+            dynasm!(self.asm ; mov Rq(register(FRAME)), rsp);
+        }
+        if self.frame.bytes > 0 {
+            dynasm!(self.asm ; sub rsp, self.frame.bytes);
+        }
     }
 
     fn leave(&mut self) {
-        dynasm!(self.asm ; mov rsp, rbp);
-        for &number in self.frame.saved.iter().rev() {
-            dynasm!(self.asm ; pop Rq(register(number)));
+        if self.frame.bytes > 0 {
+            dynasm!(self.asm ; add rsp, self.frame.bytes);
         }
-        dynasm!(self.asm ; pop rbp ; ret);
+        for &saved in self.frame.saved.iter().rev() {
+            dynasm!(self.asm ; pop Rq(saved));
+        }
+        dynasm!(self.asm ; ret);
     }
 
     /// Native code stands in for a leaf as long as its first argument is the context itself.

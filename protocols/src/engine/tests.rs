@@ -65,7 +65,7 @@ proptest! {
     ) {
         let code = program(&steps);
         prop_assert!(validate(&code).is_ok());
-        let mut compiled = ud_cut { window: [0; WINDOW], len: 0, direction: 0, role: 0, verdict: 0, span: 0, state };
+        let mut compiled = ud_cut { window: [0; WINDOW], len: 0, direction: 0, role: 0, verdict: 0, span: 0, state, then: 0 };
         compiled.window[..32].copy_from_slice(&window);
         let mut interpreted = compiled;
         let jit = Jit::new(&code).unwrap();

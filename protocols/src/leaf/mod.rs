@@ -36,7 +36,7 @@ impl Leaf {
     /// The fastest native code for it on this processor.
     pub(crate) fn native(self) -> NativeLeaf {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
+        if scan::has_avx2() {
             return self.avx2();
         }
         self.scalar()
@@ -49,7 +49,7 @@ impl Leaf {
             Leaf::Token => token::<Scalar>,
             Leaf::Digit => digit,
             Leaf::Number => number,
-            Leaf::Fields => fields_scalar,
+            Leaf::Fields => fields::<Scalar>,
         }
     }
 
@@ -84,29 +84,39 @@ extern "C" fn token<S: Scan>(cut: &ud_cut, from: u64, _: u64) -> u64 {
     S::token(cut, index(from)) as u64
 }
 
-/// The digit's value, or 255.
-#[inline(always)]
-fn digit_at(cut: &ud_cut, i: usize) -> u64 {
-    let byte = cut.window[..len(cut)].get(i).copied().unwrap_or_default();
-    char::from(byte).to_digit(16).map_or(255, u64::from)
-}
+/// The value of a digit, or 255.
+static DIGIT: [u8; 256] = {
+    let mut table = [255; 256];
+    let mut value = 0;
+    while value < 16 {
+        let digits = b"0123456789abcdef0123456789ABCDEF";
+        table[digits[value] as usize] = value as u8;
+        table[digits[16 + value] as usize] = value as u8;
+        value += 1;
+    }
+    table
+};
 
 extern "C" fn digit(cut: &ud_cut, i: u64, _: u64) -> u64 {
-    digit_at(cut, index(i))
+    u64::from(cut.window[..len(cut)].get(index(i)).map_or(255, |&byte| DIGIT[usize::from(byte)]))
 }
 
 extern "C" fn number(cut: &ud_cut, from: u64, base: u64) -> u64 {
     let most = if base == 16 { 12 } else { 14 };
     let from = index(from).min(len(cut));
-    let mut value = 0u64;
-    for at in from..=from + most {
-        let digit = digit_at(cut, at);
+    let (mut value, mut digits) = (0u64, 0);
+    for &byte in &cut.window[from..len(cut)] {
+        let digit = u64::from(DIGIT[usize::from(byte)]);
         if digit >= base || digit > 15 {
-            return value | (at as u64) << 48;
+            break;
+        }
+        if digits == most {
+            return 0;
         }
         value = value.wrapping_mul(base).wrapping_add(digit);
+        digits += 1;
     }
-    0
+    value | ((from + digits) as u64) << 48
 }
 
 /// `enum ud_fields_stop`.
@@ -132,30 +142,27 @@ fn is_wanted(letter: u8, length: usize, wanted: u64) -> bool {
         | (wanted >> 48 == pair)
 }
 
-extern "C" fn fields_scalar(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-    fields(cut, from, wanted, |line| Scalar::token(cut, line), |value| Scalar::text(cut, value))
-}
-
+/// Passes over lines that nobody wants many at a time; what remains is one line, as a rule.
 #[cfg(target_arch = "x86_64")]
 extern "C" fn fields_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-    #[target_feature(enable = "avx2")]
-    fn with_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-        let mut ends = scan::Ends::default();
-        ends.look(cut, index(from));
-        fields(cut, from, wanted, |line| ends.token(len(cut), line), |value| ends.text(len(cut), value))
+    let pairs = [0, 16, 32, 48].map(|shift| {
+        let [letter, len] = ((wanted >> shift) as u16).to_le_bytes();
+        scan::Wanted { letter, len }
+    });
+    let mut line = index(from).min(len(cut));
+    if pairs.iter().all(|pair| pair.len < 64) {
+        // SAFETY: chosen only where the processor has what it needs.
+        line = unsafe { scan::first_other_line(cut, line, pairs) };
     }
-    // SAFETY: chosen only where the processor has AVX2.
-    unsafe { with_avx2(cut, from, wanted) }
+    fields::<scan::Avx2>(cut, line as u64, wanted)
 }
 
-/// `token` and `text` say where the name, and the value, that begins at an index ends.
-#[inline(always)]
-fn fields(cut: &ud_cut, from: u64, wanted: u64, token: impl Fn(usize) -> usize, text: impl Fn(usize) -> usize) -> u64 {
+extern "C" fn fields<S: Scan>(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
     let len = len(cut);
     let bytes = &cut.window[..len];
     let mut line = index(from).min(len);
     loop {
-        let colon = token(line);
+        let colon = S::token(cut, line);
         let Some(&mark) = bytes.get(colon) else { return stopped(line, len, stop::PART) };
         if colon == line {
             return match (mark, bytes.get(line + 1)) {
@@ -168,7 +175,7 @@ fn fields(cut: &ud_cut, from: u64, wanted: u64, token: impl Fn(usize) -> usize, 
         if mark != b':' {
             return stopped(line, len, stop::BROKEN);
         }
-        let end = text(colon + 1);
+        let end = S::text(cut, colon + 1);
         let hit = is_wanted(bytes[line], colon - line, wanted);
         match (bytes.get(end), bytes.get(end + 1)) {
             (Some(b'\r'), Some(b'\n')) if hit => return stopped(line, end + 2, stop::WANTED),

@@ -62,7 +62,7 @@ impl Scan for Scalar {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::{Avx2, Ends};
+pub(super) use avx2::{Avx2, Wanted, first_other_line, has_avx2};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
@@ -71,7 +71,15 @@ mod avx2 {
     use super::{CLASS, Scan, TOKEN, len};
     use crate::abi::{WINDOW, ud_cut};
 
-    /// 32 bytes at a time. Only to be used where the processor has AVX2.
+    /// Whether the processor has AVX2, and the operations on bits that are as old (Haswell, Zen).
+    pub(in super::super) fn has_avx2() -> bool {
+        std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("bmi1")
+            && std::arch::is_x86_feature_detected!("bmi2")
+            && std::arch::is_x86_feature_detected!("lzcnt")
+    }
+
+    /// 32 bytes at a time. Only to be used where [`has_avx2`].
     pub(in super::super) struct Avx2;
 
     /// Bytes of one step. A step that begins near the end of the window reads into what follows it in the context.
@@ -155,61 +163,111 @@ mod avx2 {
         scan(cut, from, |b| outside_token(b))
     }
 
-    /// Where names and values of the window end, one bit per byte: what a walk over many lines needs at once.
-    #[derive(Default)]
-    pub(in super::super) struct Ends {
-        not_token: [u64; WINDOW / 64],
-        not_text: [u64; WINDOW / 64],
+    /// One bit per byte of a block: what a walk over many lines needs to know of each.
+    struct Bytes {
+        token: u64,
+        colon: u64,
+        cr: u64,
+        lf: u64,
+        /// Control characters other than tab; CR and LF too.
+        control: u64,
     }
 
-    impl Ends {
-        /// Looks at the bytes from `from` on; whatever is asked about those before is not answered.
+    /// Bytes of one step of [`first_other_line`].
+    const BLOCK: usize = u64::BITS as usize;
+    const _: () = assert!(WINDOW.is_multiple_of(BLOCK));
+
+    impl Bytes {
         #[inline]
         #[target_feature(enable = "avx2")]
-        pub(in super::super) fn look(&mut self, cut: &ud_cut, from: usize) {
-            for block in from / 64..len(cut).div_ceil(64) {
-                let Some(bytes) = cut.window.get(block * 64..block * 64 + 64) else { return };
-                // SAFETY: both halves are inside of the 64 bytes.
-                let (low, high) = unsafe {
-                    (_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes.as_ptr().add(STEP).cast()))
-                };
-                self.not_token[block] = mask(outside_token(low), outside_token(high));
-                self.not_text[block] = mask(outside_text(low), outside_text(high));
+        fn of(block: &[u8; BLOCK]) -> Self {
+            // SAFETY: both halves are inside of the block.
+            let (low, high) = unsafe {
+                (_mm256_loadu_si256(block.as_ptr().cast()), _mm256_loadu_si256(block.as_ptr().add(STEP).cast()))
+            };
+            let mask = |low, high| {
+                u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
+            };
+            let is = |byte: u8| {
+                let byte = _mm256_set1_epi8(byte as i8);
+                mask(_mm256_cmpeq_epi8(low, byte), _mm256_cmpeq_epi8(high, byte))
+            };
+            Self {
+                token: !mask(outside_token(low), outside_token(high)),
+                colon: is(b':'),
+                cr: is(b'\r'),
+                lf: is(b'\n'),
+                control: mask(outside_text(low), outside_text(high)),
             }
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn mask(low: __m256i, high: __m256i) -> u64 {
-        u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
-    }
-
-    /// The first bit from `from` on that is set; the window's end if there is none.
-    #[inline(always)]
-    fn next(masks: &[u64; WINDOW / 64], from: usize) -> usize {
-        let Some(first) = masks.get(from / 64) else { return WINDOW };
-        let found = first >> (from % 64);
-        if found != 0 {
-            return from + found.trailing_zeros() as usize;
-        }
-        for (block, mask) in masks.iter().enumerate().skip(from / 64 + 1) {
-            if *mask != 0 {
-                return block * 64 + mask.trailing_zeros() as usize;
+    /// The first line from `line` on (the beginning of one, at most `len`) that may be anything but a whole field line
+    /// whose name is not one of `wanted`, without a branch for each line.
+    ///
+    /// Bit n of a mask is byte n of a block. Lines begin after CR LF; adding their first bits to the mask of token
+    /// characters carries through each name to the byte that ends it.
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
+    pub(in super::super) fn first_other_line(cut: &ud_cut, mut line: usize, wanted: [Wanted; 4]) -> usize {
+        let len = len(cut);
+        let (mut block, first) = (line / BLOCK * BLOCK, line % BLOCK);
+        // Of the bytes before: those of other lines do not count; a line begins, a CR stands, a name goes on at bit 0.
+        let (mut valid, mut begins, mut after_cr, mut name_goes_on) = (u64::MAX << first, 1 << first, 0, 0);
+        let mut starts_before = 0;
+        while block < len
+            && let Some(bytes) = cut.window[block..].first_chunk()
+        {
+            if len - block < BLOCK {
+                valid &= (1 << (len - block)) - 1;
             }
+            let bytes = Bytes::of(bytes);
+            let (cr, lf, token) = (bytes.cr & valid, bytes.lf & valid, bytes.token & valid);
+            let follows_cr = cr << 1 | after_cr;
+            let line_ends = follows_cr & lf;
+            let starts = line_ends << 1 | begins;
+            let (sum, goes_on) = token.overflowing_add(starts & token | name_goes_on);
+            let name_ends = sum & !token;
+            let mut others =
+                (bytes.control & !(cr | lf) | (follows_cr ^ lf) | name_ends & !bytes.colon | starts & !token) & valid;
+            let lengths = wanted.map(|wanted| wanted.ends(starts, starts_before));
+            if name_ends & (lengths[0] | lengths[1] | lengths[2] | lengths[3]) != 0 {
+                for (wanted, ends) in wanted.iter().zip(lengths) {
+                    let mut hits = name_ends & ends;
+                    while hits != 0 {
+                        let colon = block + hits.trailing_zeros() as usize;
+                        if cut.window[colon - wanted.len as usize] | 0x20 == wanted.letter {
+                            others |= hits & hits.wrapping_neg();
+                        }
+                        hits &= hits - 1;
+                    }
+                }
+            }
+            let known = if others == 0 { u64::MAX } else { others ^ (others - 1) };
+            if starts & known != 0 {
+                line = block + (BLOCK - 1) - (starts & known).leading_zeros() as usize;
+            }
+            if others != 0 {
+                return line;
+            }
+            (valid, begins, after_cr, name_goes_on) = (u64::MAX, line_ends >> 63, cr >> 63, u64::from(goes_on));
+            starts_before = starts;
+            block += BLOCK;
         }
-        WINDOW
+        if begins == 1 { block } else { line }
     }
 
-    impl Ends {
-        #[inline(always)]
-        pub(in super::super) fn token(&self, len: usize, from: usize) -> usize {
-            next(&self.not_token, from).min(len)
-        }
+    /// A name that a program wants to see: its first letter and its length, less than a block.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Wanted {
+        pub(in super::super) letter: u8,
+        pub(in super::super) len: u8,
+    }
 
+    impl Wanted {
+        /// Where names of this length end that begin in this block or in the one before.
         #[inline(always)]
-        pub(in super::super) fn text(&self, len: usize, from: usize) -> usize {
-            next(&self.not_text, from).min(len)
+        fn ends(self, starts: u64, starts_before: u64) -> u64 {
+            starts << self.len | starts_before >> 1 >> (63 - self.len)
         }
     }
 

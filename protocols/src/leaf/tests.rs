@@ -15,7 +15,8 @@ fn bytecode() -> Interpreter {
 }
 
 fn window(bytes: &[u8], len: u32) -> ud_cut {
-    let mut cut = ud_cut { window: [b'x'; WINDOW], len, direction: 0, role: 0, verdict: 0, span: 0, state: [0; 8] };
+    let mut cut =
+        ud_cut { window: [b'x'; WINDOW], len, direction: 0, role: 0, verdict: 0, span: 0, state: [0; 8], then: 0 };
     cut.window[..bytes.len()].copy_from_slice(bytes);
     cut
 }
@@ -41,7 +42,7 @@ fn agree(interpreter: &Interpreter, leaf: Leaf, cut: &mut ud_cut, a: u64, b: u64
     let expected = interpreter.call(cut, entry, [a, b]).expect("the leaf ends");
     prop_assert_eq!(leaf.scalar()(cut, a, b), expected, "{:?}({}, {:#x}) scalar", leaf, a, b);
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
+    if scan::has_avx2() {
         prop_assert_eq!(leaf.avx2()(cut, a, b), expected, "{:?}({}, {:#x}) avx2", leaf, a, b);
     }
     Ok(())
