@@ -145,14 +145,11 @@ fn is_wanted(letter: u8, length: usize, wanted: u64) -> bool {
 /// Passes over lines that nobody wants many at a time; what remains is one line, as a rule.
 #[cfg(target_arch = "x86_64")]
 extern "C" fn fields_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-    let pairs = [0, 16, 32, 48].map(|shift| {
-        let [letter, len] = ((wanted >> shift) as u16).to_le_bytes();
-        scan::Wanted { letter, len }
-    });
+    const LONG_NAMES: u64 = 0xc000_c000_c000_c000;
     let mut line = index(from).min(len(cut));
-    if pairs.iter().all(|pair| pair.len < 64) {
+    if wanted & LONG_NAMES == 0 {
         // SAFETY: chosen only where the processor has what it needs.
-        line = unsafe { scan::first_other_line(cut, line, pairs) };
+        line = unsafe { scan::first_other_line(cut, line, wanted) };
     }
     fields::<scan::Avx2>(cut, line as u64, wanted)
 }

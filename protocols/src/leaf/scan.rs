@@ -62,12 +62,13 @@ impl Scan for Scalar {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::{Avx2, Wanted, first_other_line, has_avx2};
+pub(super) use avx2::{Avx2, first_other_line, has_avx2};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::*;
 
+    use super::super::is_wanted;
     use super::{CLASS, Scan, TOKEN, len};
     use crate::abi::{WINDOW, ud_cut};
 
@@ -203,13 +204,14 @@ mod avx2 {
     }
 
     /// The first line from `line` on (the beginning of one, at most `len`) that may be anything but a whole field line
-    /// whose name is not one of `wanted`, without a branch for each line.
+    /// whose name is not one of `wanted` (of less than 64 letters each), without a branch for each line.
     ///
     /// Bit n of a mask is byte n of a block. Lines begin after CR LF; adding their first bits to the mask of token
     /// characters carries through each name to the byte that ends it.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
-    pub(in super::super) fn first_other_line(cut: &ud_cut, mut line: usize, wanted: [Wanted; 4]) -> usize {
+    pub(in super::super) fn first_other_line(cut: &ud_cut, mut line: usize, wanted: u64) -> usize {
         let len = len(cut);
+        let lengths = Lengths::new(wanted);
         let (mut block, first) = (line / BLOCK * BLOCK, line % BLOCK);
         // Of the bytes before: those of other lines do not count; a line begins, a CR stands, a name goes on at bit 0.
         let (mut valid, mut begins, mut after_cr, mut name_goes_on) = (u64::MAX << first, 1 << first, 0, 0);
@@ -229,17 +231,15 @@ mod avx2 {
             let name_ends = sum & !token;
             let mut others =
                 (bytes.control & !(cr | lf) | (follows_cr ^ lf) | name_ends & !bytes.colon | starts & !token) & valid;
-            let lengths = wanted.map(|wanted| wanted.ends(starts, starts_before));
-            if name_ends & (lengths[0] | lengths[1] | lengths[2] | lengths[3]) != 0 {
-                for (wanted, ends) in wanted.iter().zip(lengths) {
-                    let mut hits = name_ends & ends;
-                    while hits != 0 {
-                        let colon = block + hits.trailing_zeros() as usize;
-                        if cut.window[colon - wanted.len as usize] | 0x20 == wanted.letter {
-                            others |= hits & hits.wrapping_neg();
-                        }
-                        hits &= hits - 1;
+            if lengths.are_among(name_ends, starts, starts_before) {
+                let mut ends = name_ends;
+                while ends != 0 {
+                    let (end, before) = (ends.trailing_zeros() as usize, starts & ((ends & ends.wrapping_neg()) - 1));
+                    let start = if before == 0 { line } else { block + (BLOCK - 1) - before.leading_zeros() as usize };
+                    if is_wanted(cut.window[start], block + end - start, wanted) {
+                        others |= ends & ends.wrapping_neg();
                     }
+                    ends &= ends - 1;
                 }
             }
             let known = if others == 0 { u64::MAX } else { others ^ (others - 1) };
@@ -256,18 +256,30 @@ mod avx2 {
         if begins == 1 { block } else { line }
     }
 
-    /// A name that a program wants to see: its first letter and its length, less than a block.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Wanted {
-        pub(in super::super) letter: u8,
-        pub(in super::super) len: u8,
+    /// The lengths of the names that a program wants to see, less than a block each.
+    struct Lengths {
+        lengths: __m256i,
+        /// What a block and they differ by, less one.
+        rests: __m256i,
     }
 
-    impl Wanted {
-        /// Where names of this length end that begin in this block or in the one before.
-        #[inline(always)]
-        fn ends(self, starts: u64, starts_before: u64) -> u64 {
-            starts << self.len | starts_before >> 1 >> (63 - self.len)
+    impl Lengths {
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn new(wanted: u64) -> Self {
+            let [first, second, third, fourth] = [8, 24, 40, 56].map(|shift| (wanted >> shift & 0xff) as i64);
+            let lengths = _mm256_set_epi64x(fourth, third, second, first);
+            Self { lengths, rests: _mm256_sub_epi64(_mm256_set1_epi64x(BLOCK as i64 - 1), lengths) }
+        }
+
+        /// Whether a name that begins in this block, or in the one before, may end after so many bytes.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn are_among(&self, name_ends: u64, starts: u64, starts_before: u64) -> bool {
+            let here = _mm256_sllv_epi64(_mm256_set1_epi64x(starts.cast_signed()), self.lengths);
+            let before = _mm256_srlv_epi64(_mm256_set1_epi64x((starts_before >> 1).cast_signed()), self.rests);
+            let ends = _mm256_set1_epi64x(name_ends.cast_signed());
+            _mm256_testz_si256(_mm256_or_si256(here, before), ends) == 0
         }
     }
 
