@@ -138,7 +138,7 @@ impl Anchor {
         // rounds, window, warm-up, bodies of the open loop
         let (pairs, window, warmup, open_loop_bodies) = match profile {
             Profile::Full => (5, 1000, 300, Vec::new()),
-            Profile::Bars => (5, 700, 200, Vec::new()),
+            Profile::Bars => (5, 600, 200, Vec::new()),
             Profile::Quick => (5, 200, 80, vec![256 << 10]),
             Profile::Smoke => (3, 300, 100, vec![1 << 20]),
         };
