@@ -32,7 +32,7 @@ demo-handoff: build
 demo-mesh: build
 	target/release/demo-mesh --json target/demo-mesh.json
 
-# Everything, an hour or so; bench-quick: a look at each axis within 4 minutes. Results in target/bench/.
+# Everything, some hours; bench-quick: a look at each axis within 4 minutes. Results in target/bench/.
 bench: build
 	target/release/underdeck bench anchor
 

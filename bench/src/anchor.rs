@@ -41,9 +41,9 @@ const RARE: f64 = 0.01;
 /// Measures all points; `seen` is told of each as soon as it is done.
 pub fn measure(points: &[Point], plan: &Plan, mut seen: impl FnMut(&[Case])) -> Result<Vec<Case>, LabError> {
     let mut cases = Vec::new();
-    for group in points.chunk_by(|a, b| (a.network, a.proxy) == (b.network, b.proxy)) {
+    for group in points.chunk_by(|a, b| (a.network, a.proxy, a.backend) == (b.network, b.proxy, b.backend)) {
         let Some(first) = group.first() else { continue };
-        let stage = Stage::start(first.proxy, first.network, &plan.modes, plan.working_set)?;
+        let stage = Stage::start(first, &plan.modes, plan.working_set)?;
         for point in group {
             let measured = at(&stage, point, plan)?;
             seen(&measured);
@@ -149,6 +149,7 @@ impl Rows<'_> {
             connections: point.connections,
             network: point.network.name(),
             direction: point.direction.name(),
+            backend: point.backend.name(),
             framing: point.framing.name(),
             command,
             gb_per_cpu_s: own(&Run::gb_per_cpu_s),
@@ -181,7 +182,7 @@ impl Rows<'_> {
 
 /// What a point is called in the table.
 pub fn title(point: &Case) -> String {
-    let mut title = format!("{}, {}", point.proxy, crate::size::show(point.body_bytes));
+    let mut title = format!("{}, {}, {}", point.proxy, crate::size::show(point.body_bytes), point.backend);
     if point.direction != Direction::Response.name() {
         title += ", upload";
     }

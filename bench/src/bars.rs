@@ -1,6 +1,7 @@
 //! The bars that the project sets itself, held against what was measured.
 
 use crate::result::{Case, Document};
+use crate::scenario::Backend;
 use crate::stage::Mode;
 
 /// One bar and what was seen.
@@ -19,15 +20,19 @@ pub struct Bar {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// `network`, `direction`; framing is `Content-Length`, connections are 64.
-const PLAIN_PATH: (&str, &str) = ("loopback", "response");
+/// The cases with one backend; framing is `Content-Length`, connections are 64.
+struct Cases<'a> {
+    cases: &'a [Case],
+    backend: &'a str,
+}
 
-struct Cases<'a>(&'a [Case]);
+/// `network`, `direction`.
+const PLAIN_PATH: (&str, &str) = ("loopback", "response");
 
 impl<'a> Cases<'a> {
     fn find(&self, proxy: &str, body: u64, (network, direction): (&str, &str), mode: Mode) -> Option<&'a Case> {
-        let wanted = (network, proxy, direction, "length", 64, body);
-        self.0.iter().find(|case| case.point() == wanted && case.is(mode))
+        let wanted = (network, proxy, self.backend, direction, "length", 64, body);
+        self.cases.iter().find(|case| case.point() == wanted && case.is(mode))
     }
 
     fn to_plain(&self, proxy: &str, body: u64, path: (&str, &str)) -> Option<f64> {
@@ -35,12 +40,18 @@ impl<'a> Cases<'a> {
     }
 }
 
-/// All bars whose cases were measured.
+/// All bars whose cases were measured, with each backend: what holds with one may be missed with the other.
 pub fn of(document: &Document) -> Vec<Bar> {
-    let cases = Cases(&document.cases);
+    let with = |backend: Backend| with(&document.cases, &backend.name());
+    Backend::BOTH.into_iter().flat_map(with).collect()
+}
+
+fn with(cases: &[Case], backend: &str) -> Vec<Bar> {
+    let cases = Cases { cases, backend };
     let mut bars = Vec::new();
     let mut least = |case: String, what: &str, bar: f64, measured: Option<f64>| {
         if let Some(measured) = measured {
+            let case = format!("{case}, {backend}");
             bars.push(Bar { case, asked: format!("at least {bar} {what}"), measured, holds: measured >= bar });
         }
     };
@@ -76,7 +87,7 @@ pub fn of(document: &Document) -> Vec<Bar> {
         for body in [1, 4, 8, 16].map(|kib| kib * KIB) {
             let case = cases.find(proxy, body, PLAIN_PATH, Mode::Underdeck);
             if let Some(extra) = case.and_then(|case| case.extra_cpu_percent) {
-                let (case, measured) = (format!("{proxy}, {}", show(body)), extra.median);
+                let (case, measured) = (format!("{proxy}, {}, {backend}", show(body)), extra.median);
                 let asked = "at most 2 % more CPU per request".to_owned();
                 bars.push(Bar { case, asked, measured, holds: measured <= 2.0 });
             }
@@ -90,7 +101,30 @@ pub fn show(bars: &[Bar]) -> String {
     let mut text = String::new();
     for bar in bars {
         let verdict = if bar.holds { "holds " } else { "MISSED" };
-        text += &format!("{verdict}  {:<28} {:<34} measured {:.2}\n", bar.case, bar.asked, bar.measured);
+        text += &format!("{verdict}  {:<44} {:<34} measured {:.2}\n", bar.case, bar.asked, bar.measured);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(backend: &str, ratio: f64) -> Case {
+        let ratio = format!(r#"{{"median":{ratio},"min":{ratio},"max":{ratio},"verdict":"better"}}"#);
+        let text = format!(
+            r#"{{"proxy":"envoy","mode":"underdeck","body_bytes":1048576,"connections":64,"network":"loopback",
+            "direction":"response","backend":"{backend}","framing":"length","ratio_to_plain":{ratio},"resets":0,"errors":0}}"#
+        );
+        serde_json::from_str(&text).expect("the layout")
+    }
+
+    #[test]
+    fn a_bar_that_holds_with_one_backend_only_shows_as_both() {
+        let cases = [case("write", 2.5), case("sendfile", 1.5)];
+        let bars: Vec<Bar> = Backend::BOTH.into_iter().flat_map(|it| with(&cases, &it.name())).collect();
+        let seen: Vec<_> = bars.iter().map(|bar| (&*bar.case, bar.holds)).collect();
+        assert_eq!(seen, [("envoy, 1 MiB, sendfile", false), ("envoy, 1 MiB, write", true)]);
+        assert!(show(&bars).starts_with("MISSED  envoy, 1 MiB, sendfile"));
+    }
 }

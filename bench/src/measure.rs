@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use underdeck_lab::LabError;
-use underdeck_lab::files::{Files, names};
+use underdeck_lab::files::{Files, targets};
 use underdeck_lab::load::{Ask, HOST, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
 use underdeck_lab::proxy::{Engine, Mode, Nginx, Proxy, Spec, Surroundings};
 
 use crate::run::{Run, rounds};
+use crate::scenario::Backend;
 use crate::stage::own_loopback;
 use crate::subject::Subject;
 
@@ -57,12 +58,20 @@ impl Side {
     }
 }
 
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Bytes.
+    pub size: u64,
+    /// How the backend sends it.
+    pub backend: Backend,
+}
+
 /// A backend and the two proxies in front of it.
 #[derive(Debug)]
 pub struct Bench {
     files: Files,
     sides: [Subject; 2],
-    source: Source,
     client: Place,
     // Last: the namespace goes when everything in it has ended.
     _network: Option<Network>,
@@ -82,9 +91,7 @@ impl Bench {
         let surroundings = Surroundings { place: middle, descriptors: None, access_log: false };
         let start = |mode| Proxy::start_at(&spec, &mode, files.addr(), &surroundings).map(Box::new).map(Subject::Proxy);
         let sides = [start(Mode::Plain)?, start(Mode::Underdeck(engine))?];
-        let source =
-            Source::new(0, 1).map_err(|error| LabError::Io { what: "make a memory file".to_owned(), error })?;
-        Ok(Self { files, sides, source, client, _network: network })
+        Ok(Self { files, sides, client, _network: network })
     }
 
     /// One side.
@@ -103,11 +110,11 @@ impl Bench {
     }
 
     /// One run against one side, closed loop.
-    pub fn run(&self, side: Side, size: u64, connections: usize, window: Duration) -> Result<Run, LabError> {
+    fn run(&self, side: Side, body: Body, connections: usize, window: Duration) -> Result<Run, LabError> {
         let load = Load {
             addr: self.side(side).addr()?,
             connections,
-            ask: Ask::Get(names(size).map(|name| format!("/{name}")).collect()),
+            ask: Ask::Get(targets(body.size, body.backend.sending()).collect()),
             host: HOST.to_owned(),
             expect: Vec::new(),
             rate: None,
@@ -116,18 +123,18 @@ impl Bench {
             place: self.client.clone(),
             spin: false,
         };
-        Run::of(self.side(side), &load, &self.source)
+        Run::of(self.side(side), &load, &Source::empty())
     }
 
     /// Interleaved runs of both sides, the first side alternating: element `i` is pair `i`, plain first.
     pub fn pairs(
         &self,
-        size: u64,
+        body: Body,
         connections: usize,
         window: Duration,
         pairs: usize,
     ) -> Result<Vec<Vec<Run>>, LabError> {
-        rounds(pairs, 2, |side| self.run(Side::BOTH[side], size, connections, window))
+        rounds(pairs, 2, |side| self.run(Side::BOTH[side], body, connections, window))
     }
 
     /// Stops everything; what is left behind is an error.

@@ -9,6 +9,7 @@ use underdeck_lab::LabError;
 
 use crate::figure::Figure;
 use crate::result::{Case, Document, write};
+use crate::scenario::Backend;
 use crate::size::show;
 
 const WIDTH: u32 = 1600;
@@ -24,7 +25,10 @@ type Failed = Box<dyn std::error::Error>;
 struct Series {
     proxy: usize,
     mode: String,
-    name: String,
+    /// The backend sends files: dashed, with hollow circles.
+    of_files: bool,
+    /// In the legend. None: it stands beside a line of the same proxy and mode with the other backend.
+    name: Option<String>,
     points: Vec<(u64, Figure)>,
 }
 
@@ -77,13 +81,13 @@ const PLOTS: [Plot; 4] = [
 
 /// Responses of a known length, 64 connections, loopback: what the plots show.
 fn shown(case: &&Case) -> bool {
-    let (network, _, direction, framing, connections, _) = case.point();
+    let (network, _, _, direction, framing, connections, _) = case.point();
     (network, direction, framing, connections) == ("loopback", "response", "length", 64)
 }
 
 fn series(document: &Document, plot: &Plot) -> Vec<Series> {
     let mut proxies: Vec<&str> = Vec::new();
-    let mut all: BTreeMap<(usize, usize), Series> = BTreeMap::new();
+    let mut all: BTreeMap<(usize, usize, bool), Series> = BTreeMap::new();
     for case in document.cases.iter().filter(shown) {
         let proxy = proxies.iter().position(|name| *name == case.proxy).unwrap_or_else(|| {
             proxies.push(&case.proxy);
@@ -97,8 +101,13 @@ fn series(document: &Document, plot: &Plot) -> Vec<Series> {
         }
         let name =
             if case.mode == "relay" { "splice relay".to_owned() } else { format!("{} {}", case.proxy, case.mode) };
-        let new = || Series { proxy, mode: case.mode.clone(), name, points: Vec::new() };
-        all.entry((proxy, mode)).or_insert_with(new).points.push((case.body_bytes, figure));
+        let of_files = case.backend == Backend::Sendfile.name();
+        let new = || Series { proxy, mode: case.mode.clone(), of_files, name: Some(name), points: Vec::new() };
+        all.entry((proxy, mode, of_files)).or_insert_with(new).points.push((case.body_bytes, figure));
+    }
+    let named: Vec<(usize, usize)> = all.keys().filter(|it| !it.2).map(|it| (it.0, it.1)).collect();
+    for (_, it) in all.iter_mut().filter(|(key, _)| key.2 && named.contains(&(key.0, key.1))) {
+        it.name = None;
     }
     all.into_values().collect()
 }
@@ -117,7 +126,8 @@ fn draw(document: &Document) -> Result<String, Failed> {
         let title = ("sans-serif", 30).into_font().style(FontStyle::Bold).color(&BLACK);
         root.draw(&Text::new("Underdeck anchor: plain and under Underdeck, side by side", (30, 18), title))?;
         let line = format!(
-            "{}, {} CPUs, {}; loopback, 64 connections, keep-alive; medians of {} interleaved runs, bars: least and most",
+            "{}, {} CPUs, {}; loopback, 64 connections, keep-alive; medians of {} interleaved runs, bars: least and most; \
+             full: the backend writes, dashed and hollow: it sends files",
             machine.cpu,
             machine.cpus,
             machine.kernel.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
@@ -205,12 +215,15 @@ fn line(
     };
     let style = color.mix(strength).stroke_width(width);
     let medians = series.points.iter().map(|(body, figure)| (power(*body), height(figure.median)));
-    chart
-        .draw_series(LineSeries::new(medians.clone(), style))?
-        .label(&series.name)
-        .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], style));
-    let filled = style.filled();
-    chart.draw_series(medians.map(|at| Circle::new(at, width + 1, filled)))?;
+    let drawn = match series.of_files {
+        true => chart.draw_series(DashedLineSeries::new(medians.clone(), 8, 6, style))?,
+        false => chart.draw_series(LineSeries::new(medians.clone(), style))?,
+    };
+    if let Some(name) = &series.name {
+        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], style));
+    }
+    let circle = if series.of_files { color.mix(strength).stroke_width(2) } else { style.filled() };
+    chart.draw_series(medians.map(|at| Circle::new(at, width + 1, circle)))?;
     let bars = series.points.iter().map(|(body, figure)| {
         PathElement::new(
             [(power(*body), height(figure.min)), (power(*body), height(figure.max))],

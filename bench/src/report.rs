@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::measure::Side;
+use crate::measure::{Body, Side};
 use crate::run::{Run, SATURATED, spread};
 use crate::size::{amount, show};
 
@@ -11,11 +11,11 @@ use crate::size::{amount, show};
 pub struct Report {
     /// 1.
     pub schema: u32,
-    /// One per size and side.
+    /// One per body and side.
     pub cases: Vec<Case>,
 }
 
-/// Medians over the pairs of one size and side.
+/// Medians over the pairs of one body and side.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
     /// `nginx`.
@@ -24,6 +24,8 @@ pub struct Case {
     pub mode: &'static str,
     /// Size of each response body.
     pub body_bytes: u64,
+    /// How the backend sent it: `sendfile` or `write`.
+    pub backend: String,
     /// Connections at once.
     pub connections: usize,
     /// Median requests per second.
@@ -45,7 +47,7 @@ pub struct Case {
 
 impl Case {
     /// The medians of a side's runs.
-    pub fn of(side: Side, size: u64, connections: usize, runs: &[&Run], mismatches: u64) -> Self {
+    pub fn of(side: Side, body: Body, connections: usize, runs: &[&Run], mismatches: u64) -> Self {
         let median = |figure: fn(&Run) -> f64| {
             let middle = spread(runs.iter().map(|run| figure(run))).map_or(0.0, |(median, ..)| median);
             (middle * 1000.0).round() / 1000.0
@@ -53,7 +55,8 @@ impl Case {
         Self {
             proxy: "nginx",
             mode: side.name(),
-            body_bytes: size,
+            body_bytes: body.size,
+            backend: body.backend.name(),
             connections,
             requests_per_s: median(|run| run.load.requests_per_s()),
             gb_per_cpu_s: median(Run::gb_per_cpu_s),
@@ -81,8 +84,9 @@ fn copied(side: Side, run: &Run) -> u64 {
 /// The head of the table.
 pub fn head() -> String {
     let line = format!(
-        "{:>8}  {:>8}  {:>8}  {:>17}  {:>10}  {:>7}  {:>8}  {:>8}  {:>10}  {:>6}",
+        "{:>8}  {:>8}  {:>8}  {:>8}  {:>17}  {:>10}  {:>7}  {:>8}  {:>8}  {:>10}  {:>6}",
         "body",
+        "backend",
         "mode",
         "GB/CPU s",
         "ratio (spread)",
@@ -100,8 +104,9 @@ pub fn head() -> String {
 pub fn rows(plain: &Case, anchored: &Case, ratio: (f64, f64, f64)) -> String {
     let row = |case: &Case, ratio: String| {
         format!(
-            "{:>8}  {:>8}  {:>8.2}  {:>17}  {:>10.0}  {:>7.2}  {:>8}  {:>8}  {:>10}  {:>4.0} %{}",
+            "{:>8}  {:>8}  {:>8}  {:>8.2}  {:>17}  {:>10.0}  {:>7.2}  {:>8}  {:>8}  {:>10}  {:>4.0} %{}",
             show(case.body_bytes),
+            case.backend,
             case.mode,
             case.gb_per_cpu_s,
             ratio,
@@ -121,14 +126,18 @@ pub fn rows(plain: &Case, anchored: &Case, ratio: (f64, f64, f64)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Backend;
 
     #[test]
     fn the_json_is_the_documented_one() {
-        let report = Report { schema: 1, cases: vec![Case::of(Side::Plain, 1024, 64, &[], 0)] };
+        let report = Report {
+            schema: 1,
+            cases: vec![Case::of(Side::Plain, Body { size: 1024, backend: Backend::Write }, 64, &[], 0)],
+        };
         let text = serde_json::to_string(&report).expect("JSON");
         assert_eq!(
             text,
-            r#"{"schema":1,"cases":[{"proxy":"nginx","mode":"plain","body_bytes":1024,"connections":64,"requests_per_s":0.0,"gb_per_cpu_s":0.0,"p99_ms":0.0,"bytes_copied":0,"bytes_anchored":0,"mismatches":0}]}"#
+            r#"{"schema":1,"cases":[{"proxy":"nginx","mode":"plain","body_bytes":1024,"backend":"write","connections":64,"requests_per_s":0.0,"gb_per_cpu_s":0.0,"p99_ms":0.0,"bytes_copied":0,"bytes_anchored":0,"mismatches":0}]}"#
         );
     }
 }

@@ -48,6 +48,8 @@ pub struct Case {
     pub network: String,
     /// `response` or `upload`.
     pub direction: String,
+    /// How the backend sends the payload (the client, of an upload): `sendfile` or `write`.
+    pub backend: String,
     /// `length` or `chunked`.
     pub framing: String,
     /// The command line of the subject.
@@ -114,8 +116,9 @@ impl Case {
     }
 
     /// What it has in common with the other modes of its point.
-    pub fn point(&self) -> (&str, &str, &str, &str, usize, u64) {
-        (&self.network, &self.proxy, &self.direction, &self.framing, self.connections, self.body_bytes)
+    pub fn point(&self) -> (&str, &str, &str, &str, &str, usize, u64) {
+        let Self { network, proxy, backend, direction, framing, .. } = self;
+        (network, proxy, backend, direction, framing, self.connections, self.body_bytes)
     }
 }
 

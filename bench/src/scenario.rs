@@ -1,5 +1,6 @@
 //! What is measured: the axes, and which points of them a run visits.
 
+use underdeck_lab::load::Sending;
 use underdeck_lab::network::Offload;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
 
@@ -42,6 +43,15 @@ pub enum Direction {
     Upload,
 }
 
+/// How whoever sends the payload does it: the backend, or the client of an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Backend {
+    /// `sendfile`, as a server of files: pieces of 4 KiB.
+    Sendfile,
+    /// `send`, as an application server: pieces of up to 32 KiB.
+    Write,
+}
+
 /// How the payload is delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Framing {
@@ -64,7 +74,20 @@ macro_rules! name {
         }
     )*};
 }
-name!(ProxyKind, Net, Direction, Framing);
+name!(ProxyKind, Net, Direction, Framing, Backend);
+
+impl Backend {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Sendfile, Self::Write];
+
+    /// For the load generator and its origin.
+    pub fn sending(self) -> Sending {
+        match self {
+            Self::Sendfile => Sending::Sendfile,
+            Self::Write => Sending::Write,
+        }
+    }
+}
 
 impl ProxyKind {
     /// The proxy without Underdeck; `splice`: HAProxy's own splicing.
@@ -107,6 +130,8 @@ pub struct Point {
     pub network: Net,
     /// The proxy.
     pub proxy: ProxyKind,
+    /// How the payload is sent.
+    pub backend: Backend,
     /// The direction.
     pub direction: Direction,
     /// The framing.
@@ -118,10 +143,12 @@ pub struct Point {
 }
 
 impl Point {
+    /// With a backend that writes: behind most proxies is an application.
     fn new(proxy: ProxyKind, body: u64) -> Self {
         Self {
             network: Net::Loopback,
             proxy,
+            backend: Backend::Write,
             direction: Direction::Response,
             framing: Framing::Length,
             connections: 64,
@@ -135,16 +162,24 @@ const MIB: u64 = 1 << 20;
 const PROXIES: [ProxyKind; 5] =
     [ProxyKind::Nginx, ProxyKind::Nginx64k, ProxyKind::Haproxy, ProxyKind::Haproxy64k, ProxyKind::Envoy];
 
+/// Bodies that are worth anchoring, and that the bars are about: measured with both backends.
+const WITH_BOTH: [u64; 2] = [256 * KIB, MIB];
+
+fn with_both(points: Vec<Point>) -> Vec<Point> {
+    let both = |at: Point| Backend::BOTH.map(|backend| Point { backend, ..at });
+    points.into_iter().flat_map(|at| if WITH_BOTH.contains(&at.body) { both(at).to_vec() } else { vec![at] }).collect()
+}
+
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
-    /// Everything: bodies from 1 KiB to 4 MiB by powers of two, 1 to 256 connections, all networks. An hour or so.
+    /// Everything: bodies from 1 KiB to 4 MiB by powers of two, 1 to 256 connections, all networks. Some hours.
     Full,
-    /// The cases that the bars of the project are about.
+    /// The cases that the bars of the project and the paper's tables are about, closed loop. A quarter of an hour.
     Bars,
     /// A look at each axis, within 4 minutes.
     Quick,
-    /// Two cases, seconds: does the instrument work at all?
+    /// Three cases, seconds: does the instrument work at all?
     Smoke,
 }
 
@@ -152,10 +187,10 @@ impl Profile {
     /// The points of the profile, in the order of the visit.
     pub fn points(self) -> Vec<Point> {
         let mut points = match self {
-            Self::Full => full(),
+            Self::Full => with_both(full()),
             Self::Bars => bars(),
             Self::Quick => quick(),
-            Self::Smoke => [16 * KIB, MIB].map(|body| Point::new(ProxyKind::Nginx64k, body)).to_vec(),
+            Self::Smoke => with_both([16 * KIB, MIB].map(|body| Point::new(ProxyKind::Nginx64k, body)).to_vec()),
         };
         points.sort_unstable();
         points.dedup();
@@ -194,16 +229,23 @@ fn bars() -> Vec<Point> {
         points.extend([Net::Veth, Net::VethGro, Net::VethNone].map(|network| Point { network, ..at }));
         points.push(Point { direction: Direction::Upload, ..at });
     }
+    let mut points = with_both(points);
+    // The paper's tables over connections.
+    for proxy in [ProxyKind::Nginx, ProxyKind::Nginx64k, ProxyKind::Haproxy] {
+        points.extend([1, 8, 256].map(|connections| Point { connections, ..Point::new(proxy, MIB) }));
+    }
     points
 }
 
 fn quick() -> Vec<Point> {
     let large = Point::new(ProxyKind::Nginx64k, MIB);
-    let mut points: Vec<Point> = PROXIES.map(|proxy| Point::new(proxy, MIB)).to_vec();
-    points.extend([4 * KIB, 64 * KIB, 256 * KIB].map(|body| Point { body, ..large }));
+    let mut points = PROXIES.map(|proxy| Point::new(proxy, MIB)).to_vec();
+    points.extend([Point { body: 256 * KIB, ..large }, Point { network: Net::Veth, ..large }]);
+    let mut points = with_both(points);
+    points.extend([4 * KIB, 64 * KIB].map(|body| Point { body, ..large }));
     points.push(Point { direction: Direction::Upload, ..large });
     points.push(Point { framing: Framing::Chunked, ..large });
-    points.extend([Net::Veth, Net::VethNone].map(|network| Point { network, ..large }));
+    points.push(Point { network: Net::VethNone, ..large });
     points
 }
 
@@ -228,8 +270,33 @@ mod tests {
     }
 
     #[test]
+    fn every_profile_has_both_backends_where_it_matters() {
+        for profile in [Profile::Full, Profile::Bars, Profile::Quick, Profile::Smoke] {
+            let points = profile.points();
+            for at in points.iter().filter(|at| at.network == Net::Loopback && at.body == MIB && at.connections == 64) {
+                let of = |backend| points.contains(&Point { backend, ..*at });
+                let rare = at.direction == Direction::Upload || at.framing == Framing::Chunked;
+                assert!(of(Backend::Write), "{profile:?} {at:?}");
+                assert!(of(Backend::Sendfile) || (profile == Profile::Quick && rare), "{profile:?} {at:?}");
+            }
+            assert!(points.iter().all(|at| at.backend == Backend::Write || WITH_BOTH.contains(&at.body)));
+        }
+    }
+
+    #[test]
+    fn the_bars_profile_has_every_number_of_connections_of_the_paper() {
+        let points = Profile::Bars.points();
+        for proxy in [ProxyKind::Nginx, ProxyKind::Nginx64k, ProxyKind::Haproxy] {
+            for connections in [1, 8, 64, 256] {
+                assert!(points.contains(&Point { connections, ..Point::new(proxy, MIB) }), "{proxy:?} {connections}");
+            }
+        }
+    }
+
+    #[test]
     fn names_are_those_of_the_command_line() {
         assert_eq!((ProxyKind::Haproxy64k.name(), Net::VethGro.name()), ("haproxy-64k".into(), "veth-gro".into()));
         assert_eq!((Direction::Upload.name(), Framing::Chunked.name()), ("upload".into(), "chunked".into()));
+        assert_eq!(Backend::BOTH.map(Backend::name), ["sendfile", "write"]);
     }
 }

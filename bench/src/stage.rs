@@ -1,4 +1,4 @@
-//! Everything that runs while one proxy is measured on one network: backend, the proxy in its modes, the relay.
+//! Everything that runs while one proxy is measured on one network with one backend: that, the proxy in its modes, the relay.
 
 use std::net::SocketAddr;
 
@@ -53,8 +53,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts backend, proxies and relay. Bodies come from `working_set` bytes, at least the largest body.
-    pub fn start(proxy: ProxyKind, net: Net, modes: &[Mode], working_set: u64) -> Result<Self, LabError> {
+    /// Starts backend, proxies and relay as a point wants them. Bodies come from `working_set` bytes, at least the largest
+    /// body.
+    pub fn start(point: &Point, modes: &[Mode], working_set: u64) -> Result<Self, LabError> {
+        let Point { proxy, network: net, backend: sent_by, .. } = *point;
         let cpus = Cpus::here();
         let network = match net.offload() {
             Some(offload) => Some(Network::links(offload)?),
@@ -64,7 +66,7 @@ impl Stage {
             Some(it) => (it.client(&cpus.others), it.proxy(&cpus.proxy), it.backend(&cpus.others)),
             None => (Place::on(&cpus.others), Place::on(&cpus.proxy), Place::on(&cpus.others)),
         };
-        let origin = Origin::start(&backend, working_set.max(LARGEST))?;
+        let origin = Origin::start(&backend, working_set.max(LARGEST), sent_by.sending())?;
         let mut subjects = Vec::new();
         for mode in modes {
             // Namespaces have no route from the clients to the backend, on purpose.
@@ -77,8 +79,8 @@ impl Stage {
                 subjects.push((*mode, subject(*mode, proxy, &middle, origin.addr())?));
             }
         }
-        let source = Source::new(1, LARGEST)
-            .map_err(|error| LabError::Io { what: "make a memory file for uploads".to_owned(), error })?;
+        let source = Source::new(1, LARGEST, sent_by.sending())
+            .map_err(|error| LabError::Io { what: "make the payload of uploads".to_owned(), error })?;
         Ok(Self { subjects, origin, client, source, working_set, _network: network })
     }
 

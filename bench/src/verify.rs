@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use underdeck_lab::LabError;
 use underdeck_lab::client::{Connection, Ending, Expect, Front, Pace, Request};
 use underdeck_lab::content::Checker;
-use underdeck_lab::files::names;
+use underdeck_lab::files::{names, targets};
+
+use crate::measure::Body;
 
 /// What the pass saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,20 +18,20 @@ pub struct Verified {
     pub mismatches: u64,
 }
 
-/// Fetches files of a size in turn, `each` of them over each of `connections` connections at once, and compares every body.
+/// Fetches files of a size in turn, sent by the backend as asked, `each` of them over each of `connections` connections at once, and compares every body.
 ///
 /// The files' content is that of the seed `size`, so every response is compared with the file's own bytes; that the
 /// files in `folder` hold them is checked first.
 pub fn verify(
     front: &Front,
     folder: &std::path::Path,
-    size: u64,
+    Body { size, backend }: Body,
     connections: usize,
     each: usize,
 ) -> Result<Verified, LabError> {
-    let names: Vec<String> = names(size).collect();
+    let targets: Vec<String> = targets(size, backend.sending()).collect();
     let (responses, mismatches) = (AtomicU64::new(0), AtomicU64::new(0));
-    for name in &names {
+    for name in names(size) {
         let mut source = Checker::new(size, 0);
         source.update(&std::fs::read(folder.join(name)).unwrap_or_default());
         let source = source.finish();
@@ -37,9 +39,9 @@ pub fn verify(
     }
     std::thread::scope(|scope| {
         for first in 0..connections {
-            let (names, responses, mismatches) = (&names, &responses, &mismatches);
+            let (targets, responses, mismatches) = (&targets, &responses, &mismatches);
             scope.spawn(move || {
-                let turn = names.iter().cycle().skip(first % names.len()).take(each);
+                let turn = targets.iter().cycle().skip(first % targets.len()).take(each);
                 let wrong = fetch(front, size, turn, responses).unwrap_or(1);
                 mismatches.fetch_add(wrong, Ordering::Relaxed);
             });
@@ -51,13 +53,13 @@ pub fn verify(
 fn fetch<'a>(
     front: &Front,
     size: u64,
-    names: impl Iterator<Item = &'a String>,
+    targets: impl Iterator<Item = &'a String>,
     responses: &AtomicU64,
 ) -> Result<u64, LabError> {
     let mut connection = Connection::open(front, &Pace::default())?;
     let mut wrong = 0;
-    for name in names {
-        let request = Request::get(format!("/{name}"));
+    for target in targets {
+        let request = Request::get(target.clone());
         connection.send(&request)?;
         let reply = connection.receive(&request, Expect { seed: size, from: 0 })?;
         responses.fetch_add(1, Ordering::Relaxed);

@@ -13,11 +13,11 @@ fn document(cases: &str) -> Document {
     serde_json::from_str(&text).expect("the layout")
 }
 
-fn case(mode: &str, body: u64, median: f64, max: f64) -> String {
+fn case(mode: &str, backend: &str, body: u64, median: f64, max: f64) -> String {
     let figure = format!(r#"{{"median":{median},"min":0.0,"max":{max}}}"#);
     format!(
         r#"{{"proxy":"nginx","mode":"{mode}","body_bytes":{body},"connections":64,"network":"loopback",
-        "direction":"response","framing":"length","command":null,"gb_per_cpu_s":{figure},"cpu_us_per_request":{figure},
+        "direction":"response","backend":"{backend}","framing":"length","command":null,"gb_per_cpu_s":{figure},"cpu_us_per_request":{figure},
         "closed_p99_ms":{figure},"bytes_copied_per_request":{figure},"resets":0,"errors":0}}"#
     )
 }
@@ -25,7 +25,8 @@ fn case(mode: &str, body: u64, median: f64, max: f64) -> String {
 #[test]
 fn plots_show_every_series_and_stand_an_outlier() {
     let cases = [("plain", 1024, 1.0), ("plain", 1 << 20, 2.0), ("underdeck", 1024, 1.0), ("underdeck", 1 << 20, 6.0)];
-    let cases: Vec<String> = cases.iter().map(|(mode, body, median)| case(mode, *body, *median, 1e6)).collect();
+    let cases: Vec<String> =
+        cases.iter().map(|(mode, body, median)| case(mode, "write", *body, *median, 1e6)).collect();
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("plots.svg");
     plot::save(&document(&cases.join(",")), &path).expect("drawn");
@@ -35,6 +36,23 @@ fn plots_show_every_series_and_stand_an_outlier() {
     }
     // With the outlier as the height of the plot its axis would go there.
     assert!(!text.contains("1000000"), "{text}");
+}
+
+#[test]
+fn both_backends_are_told_apart_and_named_once() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("plots.svg");
+    let drawn = |backends: &[&str]| {
+        let at = |backend: &&str| [18, 20].map(|power| case("underdeck", backend, 1 << power, 3.0, 4.0)).join(",");
+        let cases: Vec<String> = backends.iter().map(at).collect();
+        plot::save(&document(&cases.join(",")), &path).expect("drawn");
+        let text = std::fs::read_to_string(&path).expect("written");
+        (text.matches("nginx underdeck").count(), text.matches("<circle").count())
+    };
+    let one = drawn(&["write"]);
+    assert!(one.0 > 0 && one.1 > 0, "{one:?}");
+    assert_eq!(drawn(&["sendfile"]), one, "alone it has a name, too");
+    assert_eq!(drawn(&["write", "sendfile"]), (one.0, one.1 * 2));
 }
 
 #[test]

@@ -23,10 +23,10 @@ fn the_smoke_run_leaves_a_table_json_and_plots() {
     let document: Document = serde_json::from_str(&text).expect("the documented layout");
     assert_eq!(document.schema, SCHEMA);
     assert!(!document.machine.kernel.is_empty() && document.machine.versions.contains_key("nginx"));
-    for body in [16 << 10, 1 << 20] {
+    for (body, backend) in [(16 << 10, "write"), (1 << 20, "write"), (1 << 20, "sendfile")] {
         let case = |mode: &str| -> &Case {
-            let found = document.cases.iter().find(|case| case.mode == mode && case.body_bytes == body);
-            found.unwrap_or_else(|| panic!("no {mode} of {body} bytes in {text}"))
+            let wanted = |case: &&Case| (&*case.mode, &*case.backend, case.body_bytes) == (mode, backend, body);
+            document.cases.iter().find(wanted).unwrap_or_else(|| panic!("no {mode}, {body} bytes, {backend} in {text}"))
         };
         for mode in ["plain", "underdeck", "relay", "direct"] {
             assert_eq!((case(mode).errors, case(mode).resets), (0, 0), "{mode} {body}");
@@ -40,14 +40,25 @@ fn the_smoke_run_leaves_a_table_json_and_plots() {
         assert!(copied + anchored > body as f64 * 0.5, "{body}: {copied} copied, {anchored} anchored");
         assert!(body < 1 << 20 || anchored > copied, "{body}: {copied} copied, {anchored} anchored");
     }
-    assert!(!bars::of(&document).is_empty());
+    let bars = bars::of(&document);
+    for backend in ["write", "sendfile"] {
+        let case = format!("nginx-64k, 1 MiB, {backend}");
+        assert!(bars.iter().any(|bar| bar.case == case && bar.asked == "at least 3 times plain"), "{bars:?}");
+        assert!(table.contains(&format!("{case}, 64 connections")), "{table}");
+    }
     let plots = std::fs::read_to_string(&svg).expect("plots");
     assert!(plots.starts_with("<svg") && plots.contains("nginx-64k underdeck"), "{plots}");
 }
 
 #[test]
 fn nonsense_is_refused_before_anything_starts() {
-    for wrong in [&["anchor", "--body", "1x"][..], &["anchor", "--profile", "none"], &["anchor", "--pairs", "0"], &[]] {
+    for wrong in [
+        &["anchor", "--body", "1x"][..],
+        &["anchor", "--profile", "none"],
+        &["anchor", "--pairs", "0"],
+        &["anchor", "--backend", "read"],
+        &[],
+    ] {
         let done = Command::new(env!("CARGO_BIN_EXE_underdeck-bench")).args(wrong).output().expect("it runs");
         assert_eq!(done.status.code(), Some(2), "{wrong:?}");
     }

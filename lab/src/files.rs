@@ -1,4 +1,4 @@
-//! The fast backend: nginx serving deterministic files with sendfile.
+//! The fast backend: nginx serving deterministic files, with `sendfile` or without.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -8,6 +8,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::error::While;
+use crate::load::Sending;
 use crate::place::Place;
 use crate::ports::Port;
 use crate::process::Process;
@@ -22,6 +23,9 @@ const COPIES: u64 = 64;
 
 /// nginx with files of each size, `/SIZE.N`, whose content has the size as its seed. There are so many of a size that they
 /// are not in the CPU's cache when they are served in turn, which is how payload comes from a network.
+///
+/// `/SIZE.N` is sent by `sendfile`; `/write/SIZE.N` is read into buffers and written, as an application does and nginx by
+/// default.
 #[derive(Debug)]
 pub struct Files {
     process: Process,
@@ -79,6 +83,17 @@ pub fn names(size: u64) -> impl Iterator<Item = String> {
     (0..copies).map(move |copy| format!("{size}.{copy}"))
 }
 
+/// Where the files of a size are served, sent in this way.
+pub fn targets(size: u64, sending: Sending) -> impl Iterator<Item = String> {
+    let folder = match sending {
+        Sending::Sendfile => "/",
+        Sending::Write => WRITE,
+    };
+    names(size).map(move |name| format!("{folder}{name}"))
+}
+
+const WRITE: &str = "/write/";
+
 fn config(dir: &Path, listen: SocketAddr) -> String {
     let dir = dir.display();
     let user = worker_user().map(|user| format!("user {user};")).unwrap_or_default();
@@ -87,6 +102,26 @@ fn config(dir: &Path, listen: SocketAddr) -> String {
          client_body_temp_path {dir}/b;\nproxy_temp_path {dir}/p;\nfastcgi_temp_path {dir}/f;\nuwsgi_temp_path {dir}/u;\n\
          scgi_temp_path {dir}/s;\naccess_log off;\nsendfile on;\n\
          keepalive_requests 100000000;\nkeepalive_timeout 600s;\nopen_file_cache max=1000;\n\
-         server {{ listen {listen} backlog=4096; root {dir}; }}\n}}\n"
+         server {{ listen {listen} backlog=4096; root {dir}; location {WRITE} {{ alias {dir}/; sendfile off; }} }}\n}}\n"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Connection, Expect, Front, Pace, Request};
+
+    #[test]
+    fn both_ways_serve_the_same_files() {
+        const SIZE: u64 = 300_000;
+        let files = Files::start(&[SIZE], &[]).expect("a backend");
+        let mut client = Connection::open(&Front::from(files.addr()), &Pace::default()).expect("connected");
+        for sending in [Sending::Sendfile, Sending::Write] {
+            let request = Request::get(targets(SIZE, sending).last().expect("a file"));
+            client.send(&request).expect("sent");
+            let reply = client.receive(&request, Expect { seed: SIZE, from: 0 }).expect("received");
+            assert_eq!((reply.head.status(), reply.body.len, reply.body.first_wrong), (200, SIZE, None), "{sending:?}");
+        }
+        files.stop().expect("stopped");
+    }
 }

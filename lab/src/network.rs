@@ -202,6 +202,7 @@ mod tests {
     use super::*;
 
     use crate::client::{Connection, Expect, Front, Pace, Request};
+    use crate::load::Sending;
     use crate::origin::{Origin, SEED};
 
     #[test]
@@ -219,7 +220,7 @@ mod tests {
             let network = offload.map_or_else(Network::loopback, Network::links).expect("a network");
             let name = network.name().to_owned();
             assert!(!Path::new(&format!("/run/netns/{stale}")).exists(), "what a killed run left is removed");
-            let origin = Origin::start(&network.backend(&[]), 1 << 20).expect("an origin");
+            let origin = Origin::start(&network.backend(&[]), 1 << 20, Sending::Write).expect("an origin");
             let addr = origin.addr();
             let seen = network.proxy(&[]).within(|| {
                 let mut client = Connection::open(&Front::from(addr), &Pace::default())?;

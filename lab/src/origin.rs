@@ -1,5 +1,5 @@
-//! The backend of measurements: one thread that sends payload from memory by `sendfile` and throws uploads away in the
-//! kernel. `GET /LEN`, `GET /LEN?from=OFFSET`, `GET /LEN?chunk=SIZE`; uploads of any framing to any such target.
+//! The backend of measurements: one thread that sends payload from memory, as a server of files or as an application does
+//! ([`Sending`]), and throws uploads away in the kernel. `GET /LEN`, `GET /LEN?from=OFFSET`, `GET /LEN?chunk=SIZE`; uploads of any framing to any such target.
 //!
 //! Payload is the content of seed [`SEED`], from the offset on.
 
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::LabError;
 use crate::error::While;
-use crate::load::{Incoming, Outgoing, Pulled, Scratch, Source};
+use crate::load::{Incoming, Outgoing, Pulled, Scratch, Sending, Source};
 use crate::place::Place;
 
 /// Seed of the payload.
@@ -32,8 +32,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Starts it in a place, with `len` bytes of payload to send from.
-    pub fn start(place: &Place, len: u64) -> Result<Self, LabError> {
+    /// Starts it in a place, with `len` bytes of payload to send from, as `sending` says.
+    pub fn start(place: &Place, len: u64, sending: Sending) -> Result<Self, LabError> {
         let what = || "start an origin".to_owned();
         let (stopped, stop) = std::io::pipe().doing(what)?;
         let (tell, told) = std::sync::mpsc::channel();
@@ -42,7 +42,8 @@ impl Origin {
             let server = || -> Result<Server, LabError> {
                 place.enter()?;
                 let ip = place.ip.unwrap_or(Ipv4Addr::LOCALHOST.into());
-                Server::new(SocketAddr::new(ip, 0), stopped.into(), len).doing(|| format!("listen on {ip}"))
+                let source = Source::new(SEED, len, sending).doing(|| "make payload".to_owned())?;
+                Server::new(SocketAddr::new(ip, 0), stopped.into(), source).doing(|| format!("listen on {ip}"))
             };
             match server() {
                 Ok(mut server) => {
@@ -170,14 +171,14 @@ impl Peer {
 }
 
 impl Server {
-    fn new(addr: SocketAddr, stop: OwnedFd, len: u64) -> io::Result<Self> {
+    fn new(addr: SocketAddr, stop: OwnedFd, source: Source) -> io::Result<Self> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        let (source, scratch) = (Source::new(SEED, len)?, Scratch::default());
-        Ok(Self { listener, epoll, _stop: stop, peers: Vec::new(), free: Vec::new(), source, scratch })
+        let (peers, free, scratch) = (Vec::new(), Vec::new(), Scratch::default());
+        Ok(Self { listener, epoll, _stop: stop, peers, free, source, scratch })
     }
 
     fn serve(&mut self) {
@@ -244,7 +245,7 @@ mod tests {
 
     #[test]
     fn answers_hold_the_content_that_was_asked_for() {
-        let origin = Origin::start(&Place::default(), 1 << 20).expect("an origin");
+        let origin = Origin::start(&Place::default(), 1 << 20, Sending::Write).expect("an origin");
         let mut client = Connection::open(&Front::from(origin.addr()), &Pace::default()).expect("connected");
         for (target, from) in [("/200000", 0), ("/200000?from=300000", 300_000), ("/200000?from=9&chunk=4096", 9)] {
             let request = Request::get(target.to_owned());

@@ -214,11 +214,12 @@ impl Pair {
 mod tests {
     use super::*;
     use crate::client::{Connection, Expect, Front, Pace, Request};
+    use crate::load::Sending;
     use crate::origin::{Origin, SEED};
 
     #[test]
     fn every_byte_goes_through() {
-        let origin = Origin::start(&Place::default(), 8 << 20).expect("an origin");
+        let origin = Origin::start(&Place::default(), 8 << 20, Sending::Write).expect("an origin");
         let (port, backend) = (Port::free().expect("a port"), origin.addr());
         let addr = port.addr();
         // It never ends; the process does.

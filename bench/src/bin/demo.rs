@@ -7,16 +7,32 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use underdeck_bench::demo::{Verdict, save};
-use underdeck_bench::measure::{Bench, Side};
+use underdeck_bench::measure::{Bench, Body, Side};
 use underdeck_bench::report::{Case, Report, head, rows};
 use underdeck_bench::run::{Run, SATURATED, spread};
+use underdeck_bench::scenario::Backend;
 use underdeck_bench::size::show;
 use underdeck_bench::verify::verify;
 use underdeck_lab::client::Front;
 use underdeck_lab::proxy::Engine;
 use underdeck_lab::tools;
 
-const SIZES: [u64; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// With a backend that writes, as applications do; 1 MiB with one that sends files, too.
+const BODIES: [Body; 8] = {
+    const fn body(size: u64, backend: Backend) -> Body {
+        Body { size, backend }
+    }
+    [
+        body(1 << 10, Backend::Write),
+        body(4 << 10, Backend::Write),
+        body(16 << 10, Backend::Write),
+        body(64 << 10, Backend::Write),
+        body(256 << 10, Backend::Write),
+        body(1 << 20, Backend::Write),
+        body(1 << 20, Backend::Sendfile),
+        body(4 << 20, Backend::Write),
+    ]
+};
 const CONNECTIONS: usize = 64;
 /// Bytes that a verification pass reads per size and side, about.
 const VERIFY_BYTES: u64 = 512 << 20;
@@ -47,7 +63,9 @@ fn main() -> ExitCode {
 
 /// Runs everything.
 fn demo(options: &Options) -> Verdict {
-    let bench = Bench::start(&SIZES, Engine::here()?)?;
+    let mut sizes = BODIES.map(|body| body.size).to_vec();
+    sizes.dedup();
+    let bench = Bench::start(&sizes, Engine::here()?)?;
     eprintln!(
         "nginx with 16 buffers of 64 KiB, one worker on a CPU of its own, clients and backend on another; {CONNECTIONS} \
          connections;\n{} interleaved pairs of {:.1} s per size. First every response of a verification pass is \
@@ -58,24 +76,25 @@ fn demo(options: &Options) -> Verdict {
     println!("{}", head());
     let mut report = Report { schema: 1, cases: Vec::new() };
     let (mut wrong, mut responses, mut resets) = (0, 0, 0);
-    for size in SIZES {
+    for body in BODIES {
+        let size = body.size;
         let mut mismatches = [0; 2];
         for (side, count) in Side::BOTH.into_iter().zip(&mut mismatches) {
             let each = (VERIFY_BYTES / size / CONNECTIONS as u64).clamp(2, 32) as usize;
             let front = Front::from(bench.side(side).addr()?);
-            let pass = || verify(&front, bench.files().folder(), size, CONNECTIONS, each);
+            let pass = || verify(&front, bench.files().folder(), body, CONNECTIONS, each);
             let verified = bench.client().within(pass)?;
             *count = verified.mismatches;
             responses += verified.responses;
         }
-        let pairs = bench.pairs(size, CONNECTIONS, options.window, options.pairs)?;
+        let pairs = bench.pairs(body, CONNECTIONS, options.window, options.pairs)?;
         let mut cases = Vec::new();
         for (i, side) in Side::BOTH.into_iter().enumerate() {
             let runs: Vec<&Run> = pairs.iter().map(|pair| &pair[i]).collect();
             // An answer that could not be read is no right answer.
             let failed: u64 = runs.iter().map(|run| run.load.bad_status + run.load.failed).sum();
             resets += runs.iter().map(|run| run.resets).sum::<u64>();
-            cases.push(Case::of(side, size, CONNECTIONS, &runs, mismatches[i] + failed));
+            cases.push(Case::of(side, body, CONNECTIONS, &runs, mismatches[i] + failed));
         }
         let ratio = spread(pairs.iter().map(|pair| pair[1].gb_per_cpu_s() / pair[0].gb_per_cpu_s()));
         println!("{}", rows(&cases[0], &cases[1], ratio.unwrap_or_default()));
@@ -86,6 +105,7 @@ fn demo(options: &Options) -> Verdict {
     bench.stop()?;
     eprintln!(
         "{responses} responses compared byte by byte, {wrong} wrong; {resets} connections reset by the engine.\n\
+         backend: nginx with files; write: `sendfile off`, which is as applications send; sendfile: `sendfile on`.\n\
          GB/CPU s: body bytes per second of the proxy's CPU time. p99: closed loop. core: how much of the time the proxy \
          ran or was ready to.\nJSON: {}",
         options.json.display()
@@ -94,7 +114,7 @@ fn demo(options: &Options) -> Verdict {
         .cases
         .iter()
         .filter(|case| !case.is_saturated())
-        .map(|case| format!("{} {}", show(case.body_bytes), case.mode))
+        .map(|case| format!("{} {} {}", show(case.body_bytes), case.backend, case.mode))
         .collect();
     if idle.is_empty() {
         eprintln!("The proxy was the bottleneck in every case.");

@@ -6,8 +6,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use underdeck_bench::measure::Bench;
+use underdeck_bench::measure::{Bench, Body};
 use underdeck_bench::run::spread;
+use underdeck_bench::scenario::Backend;
 use underdeck_bench::size;
 use underdeck_lab::LabError;
 use underdeck_lab::proxy::Engine;
@@ -58,7 +59,8 @@ fn run(options: &Options) -> Result<bool, LabError> {
     let bench = Bench::start(&options.sizes, Engine::here()?)?;
     let mut within = true;
     for size in options.sizes.iter().copied() {
-        let pairs = bench.pairs(size, CONNECTIONS, Duration::from_secs_f64(options.seconds), options.pairs)?;
+        let body = Body { size, backend: Backend::Write };
+        let pairs = bench.pairs(body, CONNECTIONS, Duration::from_secs_f64(options.seconds), options.pairs)?;
         let cost = |side: usize| spread(pairs.iter().map(|pair| pair[side].cpu_us_per_request())).unwrap_or_default().0;
         let extra =
             pairs.iter().map(|pair| (pair[1].cpu_us_per_request() / pair[0].cpu_us_per_request() - 1.0) * 100.0);

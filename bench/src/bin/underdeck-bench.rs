@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use underdeck_bench::anchor::{Plan, measure};
 use underdeck_bench::machine::Machine;
 use underdeck_bench::result::{Document, SCHEMA};
-use underdeck_bench::scenario::{Direction, Framing, Net, Point, Profile, ProxyKind};
+use underdeck_bench::scenario::{Backend, Direction, Framing, Net, Point, Profile, ProxyKind};
 use underdeck_bench::stage::{Mode, own_loopback};
 use underdeck_bench::{bars, plot, size, syscalls, table};
 use underdeck_lab::LabError;
@@ -35,7 +35,7 @@ enum Engine {
 /// The proxy has CPU 0, clients and backend have CPU 1. Needs root for veth networks and for strace.
 #[derive(Debug, Args)]
 struct Anchor {
-    /// What to measure: full, bars, quick or smoke
+    /// What to measure: full (hours), bars (a quarter of an hour), quick (4 minutes) or smoke (seconds)
     #[arg(long, value_enum, default_value = "full")]
     profile: Profile,
     /// The same as `--profile quick`: a look at each axis, within 4 minutes
@@ -56,6 +56,12 @@ struct Anchor {
     /// Only this direction
     #[arg(long, value_enum, value_delimiter = ',')]
     direction: Vec<Direction>,
+    /// How the backend (of uploads: the client) sends payload, at every case; default: as the profile says
+    ///
+    /// `write`, as applications do, is what most cases of a profile have; bodies of 256 KiB and 1 MiB are also sent by
+    /// `sendfile`, as servers of files do.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    backend: Vec<Backend>,
     /// Only this framing
     #[arg(long, value_enum, value_delimiter = ',')]
     framing: Vec<Framing>,
@@ -110,6 +116,12 @@ impl Anchor {
 
     fn points(&self) -> Vec<Point> {
         let mut points = self.profile().points();
+        if !self.backend.is_empty() {
+            let asked = |at: Point| self.backend.iter().map(move |backend| Point { backend: *backend, ..at });
+            points = points.into_iter().flat_map(asked).collect();
+            points.sort_unstable();
+            points.dedup();
+        }
         points.retain(|at| {
             wanted(&self.proxy, &at.proxy)
                 && wanted(&self.body, &at.body)
@@ -122,22 +134,29 @@ impl Anchor {
     }
 
     fn plan(&self) -> Plan {
+        let profile = self.profile();
         // rounds, window, warm-up, bodies of the open loop
-        let (pairs, window, warmup, open_loop_bodies) = match self.profile() {
-            Profile::Full | Profile::Bars => (5, 1000, 300, Vec::new()),
-            Profile::Quick => (5, 200, 80, vec![1 << 20]),
+        let (pairs, window, warmup, open_loop_bodies) = match profile {
+            Profile::Full => (5, 1000, 300, Vec::new()),
+            Profile::Bars => (5, 600, 200, Vec::new()),
+            Profile::Quick => (5, 200, 80, vec![256 << 10]),
             Profile::Smoke => (3, 300, 100, vec![1 << 20]),
         };
-        let all = [Mode::Plain, Mode::Underdeck, Mode::Splice, Mode::Relay, Mode::Direct];
+        // No bar is about what these would say, and they would take as long again.
+        let all_figures = profile != Profile::Bars;
+        let mut modes = vec![Mode::Plain, Mode::Underdeck, Mode::Splice, Mode::Relay];
+        if all_figures || self.mode.contains(&Mode::Direct) {
+            modes.push(Mode::Direct);
+        }
         Plan {
             pairs: self.pairs.map_or(pairs, usize::from),
             window: Duration::from_millis(self.window_ms.unwrap_or(window)),
             warmup: Duration::from_millis(warmup),
             working_set: self.working_set,
-            modes: all.into_iter().filter(|mode| wanted(&self.mode, mode)).collect(),
-            open_loop: !self.no_open_loop,
+            modes: modes.into_iter().filter(|mode| wanted(&self.mode, mode)).collect(),
+            open_loop: all_figures && !self.no_open_loop,
             open_loop_bodies,
-            system_calls: !self.no_system_calls,
+            system_calls: all_figures && !self.no_system_calls,
         }
     }
 }

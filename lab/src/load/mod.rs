@@ -1,6 +1,6 @@
 //! The project's own load generator: one thread, closed loop or open loop with latency correction.
 //!
-//! Payload is sent from memory by `sendfile` and thrown away in the kernel on receipt, so that one CPU of clients and
+//! Payload is sent from memory by `sendfile` or `send` and thrown away in the kernel on receipt, so that one CPU of clients and
 //! backend can saturate a proxy on another. It looks at payload only where it is told what to expect; otherwise that is
 //! what [`crate::client`] is for.
 //!
@@ -24,7 +24,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 pub use incoming::{Incoming, Pulled, Scratch, Start};
-pub use outgoing::{Outgoing, Source};
+pub use outgoing::{Outgoing, Sending, Source};
 
 use crate::LabError;
 use crate::error::While;
@@ -407,8 +407,6 @@ mod tests {
 
     #[test]
     fn every_direction_and_framing_is_carried_and_counted() {
-        let origin = Origin::start(&Place::default(), 4 << 20).expect("an origin");
-        let source = Source::new(1, 1 << 20).expect("a source");
         let len = 300_000;
         let asks = [
             Ask::Get(vec![format!("/{len}"), format!("/{len}?from=1000000")]),
@@ -416,23 +414,34 @@ mod tests {
             Ask::Post { len, chunk: None },
             Ask::Post { len, chunk: Some(65_536) },
         ];
-        for ask in asks {
-            let mut edges = Vec::new();
-            let it = load(origin.addr(), ask.clone()).run(&source, |edge| edges.push(edge)).expect("measured");
-            assert_eq!((it.bad_status, it.failed), (0, 0), "{ask:?}");
-            assert_eq!(edges, [Edge::Begin, Edge::End]);
-            assert!(it.requests > 0 && it.payload_bytes >= it.requests.saturating_sub(4) * len, "{ask:?}: {it:?}");
-            assert_eq!(it.latency_ns.len(), it.requests);
+        for sending in [Sending::Sendfile, Sending::Write] {
+            let origin = Origin::start(&Place::default(), 4 << 20, sending).expect("an origin");
+            let source = Source::new(1, 1 << 20, sending).expect("a source");
+            for ask in &asks {
+                let mut edges = Vec::new();
+                let it = load(origin.addr(), ask.clone()).run(&source, |edge| edges.push(edge)).expect("measured");
+                assert_eq!((it.bad_status, it.failed), (0, 0), "{ask:?}");
+                assert_eq!(edges, [Edge::Begin, Edge::End]);
+                assert!(it.requests > 0 && it.payload_bytes >= it.requests.saturating_sub(4) * len, "{ask:?}: {it:?}");
+                assert_eq!(it.latency_ns.len(), it.requests);
+            }
+            origin.stop();
         }
-        let bad = load(origin.addr(), Ask::Get(vec!["/nonsense".to_owned()])).run(&source, |_| ()).expect("measured");
+    }
+
+    #[test]
+    fn another_status_is_counted() {
+        let origin = Origin::start(&Place::default(), 1, Sending::Write).expect("an origin");
+        let ask = Ask::Get(vec!["/nonsense".to_owned()]);
+        let bad = load(origin.addr(), ask).run(&Source::empty(), |_| ()).expect("measured");
         assert!(bad.bad_status >= bad.requests && bad.requests > 0);
         origin.stop();
     }
 
     #[test]
     fn a_body_that_is_not_as_expected_is_seen() {
-        let origin = Origin::start(&Place::default(), 1 << 20).expect("an origin");
-        let source = Source::new(1, 1).expect("a source");
+        let origin = Origin::start(&Place::default(), 1 << 20, Sending::Write).expect("an origin");
+        let source = Source::empty();
         let mut load = load(origin.addr(), Ask::Get(vec!["/300000".to_owned()]));
         let mut body = crate::content::bytes(crate::origin::SEED, 0, 300_000);
         load.expect = vec![body.clone().into()];
@@ -453,8 +462,8 @@ mod tests {
     fn an_open_loop_counts_from_when_a_request_was_due() {
         // One connection, and an origin that needs much longer than the interval: the queue grows, and so does what a
         // request waits. A generator that counted from the sending would see the service time only.
-        let origin = Origin::start(&Place::default(), 64 << 20).expect("an origin");
-        let source = Source::new(1, 1).expect("a source");
+        let origin = Origin::start(&Place::default(), 64 << 20, Sending::Sendfile).expect("an origin");
+        let source = Source::empty();
         let mut load = load(origin.addr(), Ask::Get(vec![format!("/{}", 4 << 20)]));
         load.connections = 1;
         let closed = load.run(&source, |_| ()).expect("measured");
