@@ -132,17 +132,17 @@ impl Agent {
         let program = self.kernel.load_program(&policies.object.bytes, number)?;
         for (index, name) in (0..).zip(&policies.program.clusters) {
             let mut numbers = Vec::new();
-            for address in policies.endpoints(name, &config.endpoints) {
+            for server in policies.endpoints(name, &config.endpoints) {
                 let mut refused = None;
                 let make = || self.kernel.add_endpoint().map_err(|error| refused = Some(error)).ok();
-                let number = self.upstreams.number(address, make);
+                let number = self.upstreams.number(server.address, make);
                 if let Some(error) = refused {
                     return Err(error.into());
                 }
-                numbers.push(number.ok_or(AgentError::Endpoints)?);
+                numbers.push((number.ok_or(AgentError::Endpoints)?, server.weight));
             }
             program.set_cluster(index, policies.cluster(name, &numbers))?;
-            for number in numbers {
+            for (number, _) in numbers {
                 self.upstreams.fill(self, number).await;
             }
         }
