@@ -1,7 +1,7 @@
 //! The agent: takes connections over, keeps the policies in force, ends.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -70,6 +70,7 @@ pub(crate) struct Generation {
     pub(crate) number: u32,
     pub(crate) policies: Policies,
     pub(crate) program: Program,
+    endpoints: BTreeSet<u32>,
     /// None: others are in force. Connections that still use it keep it alive.
     pub(crate) envoy: RefCell<Option<Rc<Envoy>>>,
 }
@@ -124,12 +125,22 @@ impl Agent {
         *self.trouble.borrow_mut() = Some(what.to_owned());
     }
 
-    /// Puts policies into force: Envoy first, then the program beside the old one, then the switch.
+    /// Puts policies into force, and closes connections that nobody needs any more.
     async fn enforce(self: &Rc<Self>, config: &Config, policies: Policies) -> Result<(), AgentError> {
+        let result = self.switch(config, policies).await;
+        if let Some((_, current)) = self.generations.borrow().last_key_value() {
+            self.upstreams.use_only(self, &current.endpoints);
+        }
+        result
+    }
+
+    /// Envoy first, then the program beside the old one, then the switch.
+    async fn switch(self: &Rc<Self>, config: &Config, policies: Policies) -> Result<(), AgentError> {
         let envoy = RefCell::new(Some(Rc::new(Envoy::start(config, &policies).await?)));
         let before = self.generations.borrow().last_key_value().map(|(_, of)| of.clone());
         let number = before.as_ref().map_or(1, |before| before.number + 1);
         let program = self.kernel.load_program(&policies.object.bytes, number)?;
+        let mut endpoints = BTreeSet::new();
         for (index, name) in (0..).zip(&policies.program.clusters) {
             let mut numbers = Vec::new();
             for server in policies.endpoints(name, &config.endpoints) {
@@ -143,10 +154,11 @@ impl Agent {
             }
             program.set_cluster(index, policies.cluster(name, &numbers))?;
             for (number, _) in numbers {
+                endpoints.insert(number);
                 self.upstreams.fill(self, number).await;
             }
         }
-        let generation = Rc::new(Generation { number, policies, program, envoy });
+        let generation = Rc::new(Generation { number, policies, program, endpoints, envoy });
         self.generations.borrow_mut().insert(number, generation.clone());
         if let Err(error) = self.kernel.switch(&generation.program) {
             self.generations.borrow_mut().remove(&number);

@@ -137,7 +137,7 @@ pub enum Fail {
 pub struct Pool {
     /// Made before they are needed.
     pub min: usize,
-    /// Kept at most.
+    /// Kept at most. More than 2048 are 2048.
     pub max: usize,
 }
 

@@ -36,6 +36,13 @@ pub enum KernelError {
     Missing(String),
 }
 
+impl KernelError {
+    /// A socket map takes established connections only: this one ended meanwhile.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Bpf { source, .. } if source.kind() == libbpf_rs::ErrorKind::Unsupported)
+    }
+}
+
 pub(crate) fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
     result.map_err(|source| KernelError::Bpf { what: what.to_owned(), source })
 }
@@ -273,6 +280,21 @@ impl Kernel {
             self.remove_upstream(cookie);
         }
         bpf("ud_servers", added)
+    }
+
+    /// Takes the connections that are gone out of a pool. Who wants one meanwhile may find none.
+    pub(crate) fn sweep(&self, endpoint: u32) {
+        let pools = self.pools.borrow();
+        let pool = &pools[endpoint as usize];
+        let taken = std::iter::from_fn(|| pool.lookup_and_delete(&[]).ok().flatten());
+        let taken: Vec<_> = taken.take(abi::UD_POOL_MAX as usize).collect();
+        // The one that was used last is on top.
+        for cookie in
+            taken.iter().rev().filter(|cookie| matches!(self.upstreams.lookup(cookie, MapFlags::ANY), Ok(Some(_))))
+        {
+            // If it fails, this connection stays idle.
+            let _ = pool.update(&[], cookie, MapFlags::ANY);
+        }
     }
 
     /// The agent is about to connect from `ours` to an endpoint of this host: bytes go to its socket, and come from it,
