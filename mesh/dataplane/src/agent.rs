@@ -21,6 +21,7 @@ use crate::kernel::{Kernel, KernelError, Program};
 use crate::policies::{Policies, PolicyError};
 use crate::status;
 use crate::upstream::Upstreams;
+use crate::workers::Workers;
 
 /// Between looks at the files of the policies, and at Envoy.
 const WATCH: Duration = Duration::from_secs(1);
@@ -57,6 +58,9 @@ pub enum AgentError {
     /// The configuration that was read again differs in what holds for as long as the agent runs.
     #[error("`{0}` has changed: that needs a restart of the agent")]
     Restart(&'static str),
+    /// The threads of the kernel cannot be found, or changed.
+    #[error("`kworker_nice`: {0}")]
+    Workers(io::Error),
     /// There is no listener for a service of IPv6.
     #[error("{0}: the agent does not listen on IPv6: see `listen6`")]
     NoIpv6(SocketAddr),
@@ -192,19 +196,19 @@ impl Agent {
         self.current().envoy.borrow().as_ref().is_none_or(|envoy| envoy.has_ended())
     }
 
-    /// Takes over what this configuration says, and nothing else.
-    fn serve_services(&self, config: Config) -> Result<(), AgentError> {
+    /// Takes over what the configuration says, and nothing that only the one before said.
+    fn serve_services(&self, before: &Config) -> Result<(), AgentError> {
+        let config = self.config();
         for service in &config.services {
             let address = self.address_for(service).ok_or(AgentError::NoIpv6(*service))?;
             self.kernel.take_over(*service, address)?;
         }
-        for gone in self.config().services.iter().filter(|service| !config.services.contains(service)) {
+        for gone in before.services.iter().filter(|service| !config.services.contains(service)) {
             self.kernel.leave(*gone)?;
         }
         if let Some(guard) = &*self.guard.borrow() {
             guard.set_services(&config.services)?;
         }
-        *self.config.borrow_mut() = Rc::new(config);
         Ok(())
     }
 
@@ -212,8 +216,13 @@ impl Agent {
         if let Some(unreachable) = config.services.iter().find(|service| self.address_for(service).is_none()) {
             return Err(AgentError::NoIpv6(*unreachable));
         }
-        self.enforce(&config, policies).await?;
-        self.serve_services(config)
+        // First: connections to new endpoints are made as it says.
+        let before = self.config.replace(Rc::new(config));
+        if let Err(error) = self.enforce(&self.config(), policies).await {
+            *self.config.borrow_mut() = before;
+            return Err(error);
+        }
+        self.serve_services(&before)
     }
 
     /// Where connections to a service come to.
@@ -324,7 +333,7 @@ async fn start(path: &Path, config: Config, ready: impl FnOnce(&[SocketAddr])) -
     });
     let config = agent.config();
     agent.enforce(&config, policies).await?;
-    agent.serve_services(Config::clone(&config))?;
+    agent.serve_services(&config)?;
     match config.fail {
         Fail::Closed => {
             let guard = Guard::attach(&config.cgroup, &agent.kernel, &config.services)?;
@@ -371,6 +380,8 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let mut watch = tokio::time::interval(WATCH);
+    let mut workers = Workers::default();
+    workers.keep(agent.config().kworker_nice).map_err(AgentError::Workers)?;
     let mut seen = changed(agent);
     // A SIGHUP came while the policies were being read.
     let mut again = false;
@@ -380,6 +391,9 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
             _ = int.recv() => return Ok(()),
             _ = hup.recv() => again = !agent.reload_beside(),
             _ = watch.tick() => {
+                if let Err(error) = workers.keep(agent.config().kworker_nice) {
+                    agent.complain(&AgentError::Workers(error).to_string());
+                }
                 let now = changed(agent);
                 if (again || now != seen || agent.lacks_envoy()) && agent.reload_beside() {
                     (seen, again) = (now, false);

@@ -72,7 +72,9 @@ fn socket(agent: &Agent, address: SocketAddr, source: Option<IpAddr>) -> std::io
         && let Some(source) = source
         && socket.bind(SocketAddr::new(source, 0)).is_ok()
     {
-        agent.kernel.expect(SockRef::from(&socket).cookie()?, socket.local_addr()?, address);
+        let expected = agent.kernel.expect(SockRef::from(&socket).cookie()?, socket.local_addr()?, address);
+        // By TCP, then.
+        expected.unwrap_or_else(|error| agent.complain(&error.to_string()));
     }
     Ok(socket)
 }

@@ -96,6 +96,28 @@ fn a_reload_closes_connections_by_tcp() {
     a_reload_closes("a_reload_closes_connections_by_tcp", "127.83.1.2:80", "local_bypass: false");
 }
 
+/// What runs whenever a socket of the host gets bytes is attached once there is an endpoint of this host to skip TCP for.
+#[test]
+fn what_only_the_bypass_needs_is_attached_with_it() {
+    let name = "what_only_the_bypass_needs_is_attached_with_it";
+    inside(name, |group| {
+        let (first, second) = (Backend::start(), Backend::start());
+        let (agent, service) = start_with(name, group, "127.83.1.4:80", first.address, "local_bypass: false");
+        let links = || agent.objects().iter().filter(|(kind, _)| *kind == "link").count();
+        assert_eq!((Client::connect(service).get("/a").status, links()), (200, 4));
+        let path = agent.place.path().join("mesh.yaml");
+        let text = std::fs::read_to_string(&path).expect("ours").replace("local_bypass: false", "local_bypass: true");
+        std::fs::write(&path, text).expect("ours");
+        change_endpoint(&agent, first.address, second.address);
+        // Twice: a response by this way is over, too.
+        let mut client = Client::connect(service);
+        let before = agent.status().responses.kernel;
+        assert_eq!((client.get("/a").status, client.get("/a").status, links()), (200, 200, 5));
+        assert_eq!(agent.status().responses.kernel, before + 2);
+        agent.stop();
+    });
+}
+
 /// Closes connections that nobody has used yet, all at once, several times.
 struct Closer {
     address: SocketAddr,
