@@ -5,8 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use underdeck_lab::place::Place;
+use underdeck_lab::wait;
+
+/// For threads that have ended to be gone.
+const GONE: Duration = Duration::from_secs(5);
 
 /// Threads that run when nobody else wants to (SCHED_IDLE), so that CPUs do not sleep, as with `idle=poll`. Dropping it
 /// ends them.
@@ -35,7 +40,7 @@ impl IdleGroup {
             if !is_v1 && !is_v2 {
                 return None;
             }
-            let folder = Path::new(place).join(format!("ud-awake-{}", std::process::id()));
+            let folder = Path::new(place).join(format!("ud-awake-{}-0", std::process::id()));
             std::fs::create_dir(&folder).ok()?;
             let threads = folder.join(if is_v2 { "cgroup.threads" } else { "tasks" });
             // From here on the folder goes again if it is of no use.
@@ -51,8 +56,11 @@ impl IdleGroup {
 
 impl Drop for IdleGroup {
     fn drop(&mut self) {
-        // Its threads have ended; if they are not reaped yet, an empty folder stays.
-        let _ = std::fs::remove_dir(&self.folder);
+        // Its threads have ended, but the kernel may not have put them away yet.
+        let gone = wait::until("the group is empty", GONE, || std::fs::remove_dir(&self.folder).ok());
+        if let Err(error) = gone {
+            eprintln!("{}: {error}", self.folder.display());
+        }
     }
 }
 
