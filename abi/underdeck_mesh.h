@@ -159,8 +159,10 @@ struct ud_cluster {
 	ud_u32 count;
 	ud_u32 balancing;
 	ud_u32 next;
-	ud_u32 pad;
+	ud_u32 weighted; /* Its endpoints have different weights: `due` says which one is next. */
 	ud_u32 endpoint[UD_CLUSTER_ENDPOINTS_MAX];
+	ud_u64 ahead[UD_CLUSTER_ENDPOINTS_MAX]; /* How far one request moves `due`: the less, the greater the weight. */
+	ud_u64 due[UD_CLUSTER_ENDPOINTS_MAX];   /* The least one is next. */
 };
 
 enum { UD_ROUND_ROBIN, UD_RANDOM, UD_LEAST_REQUEST };

@@ -32,6 +32,40 @@ inline_always void count_envoy(ud_u32 reason)
 		all->envoy[reason]++;
 }
 
+/* With weights, as Envoy's scheduler has it (earliest deadline first). Where the fewest requests count, those that an
+ * endpoint has at the time put its next turn off. */
+apart int choose_by_weight(ud_u32 cluster_index)
+{
+	struct ud_cluster *cluster = bpf_map_lookup_elem(&ud_clusters, &cluster_index);
+	ud_u32 i = zero(), first = zero(), endpoint;
+	ud_u64 least = ~0ULL, ahead, *active;
+
+	if (!cluster)
+		return -1;
+	while (i < cluster->count && can_loop) {
+		ud_u64 due = cluster->due[i & (UD_CLUSTER_ENDPOINTS_MAX - 1)];
+
+		if (due < least) {
+			least = due;
+			first = i;
+		}
+		step(i, 1);
+	}
+	first &= UD_CLUSTER_ENDPOINTS_MAX - 1;
+	hide(first);
+	first &= UD_CLUSTER_ENDPOINTS_MAX - 1;
+	endpoint = cluster->endpoint[first];
+	ahead = cluster->ahead[first];
+	if (cluster->balancing == UD_LEAST_REQUEST) {
+		active = bpf_map_lookup_elem(&ud_active, &endpoint);
+		if (active)
+			ahead *= 1 + (*active < 0xffff ? *active : 0xffff);
+	}
+	/* Another CPU may have chosen the same one: both turns count. */
+	__sync_fetch_and_add(&cluster->due[first], ahead);
+	return endpoint;
+}
+
 /* The endpoint that is next in a cluster, or -1. */
 inline_always int choose(ud_u32 cluster_index, ud_u32 random)
 {
@@ -40,6 +74,8 @@ inline_always int choose(ud_u32 cluster_index, ud_u32 random)
 
 	if (!cluster || !cluster->count)
 		return -1;
+	if (cluster->weighted)
+		return choose_by_weight(cluster_index);
 	if (cluster->balancing == UD_ROUND_ROBIN)
 		first = __sync_fetch_and_add(&cluster->next, 1) % cluster->count;
 	else

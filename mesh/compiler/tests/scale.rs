@@ -146,6 +146,15 @@ fn ask(made: &mut Made, rules: impl Iterator<Item = usize>, host: impl Fn(usize)
 }
 
 #[test]
+fn one_rule_and_twenty() {
+    for rules in [1, 20] {
+        let mut made = make(&format!("{rules} rules"), on_one_host(rules));
+        assert_eq!(made.program.surplus, []);
+        ask(&mut made, 0..rules, |_| "shop".into());
+    }
+}
+
+#[test]
 fn a_hundred_rules() {
     let mut made = make("100 rules", on_one_host(100));
     ask(&mut made, 0..100, |_| "shop".into());

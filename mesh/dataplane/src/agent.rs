@@ -1,7 +1,7 @@
 //! The agent: takes connections over, keeps the policies in force, ends.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use crate::kernel::{Kernel, KernelError, Program};
 use crate::policies::{Policies, PolicyError};
 use crate::status;
 use crate::upstream::Upstreams;
+use crate::workers::Workers;
 
 /// Between looks at the files of the policies, and at Envoy.
 const WATCH: Duration = Duration::from_secs(1);
@@ -57,6 +58,9 @@ pub enum AgentError {
     /// The configuration that was read again differs in what holds for as long as the agent runs.
     #[error("`{0}` has changed: that needs a restart of the agent")]
     Restart(&'static str),
+    /// The threads of the kernel cannot be found, or changed.
+    #[error("`kworker_nice`: {0}")]
+    Workers(io::Error),
     /// There is no listener for a service of IPv6.
     #[error("{0}: the agent does not listen on IPv6: see `listen6`")]
     NoIpv6(SocketAddr),
@@ -70,6 +74,7 @@ pub(crate) struct Generation {
     pub(crate) number: u32,
     pub(crate) policies: Policies,
     pub(crate) program: Program,
+    endpoints: BTreeSet<u32>,
     /// None: others are in force. Connections that still use it keep it alive.
     pub(crate) envoy: RefCell<Option<Rc<Envoy>>>,
 }
@@ -124,29 +129,40 @@ impl Agent {
         *self.trouble.borrow_mut() = Some(what.to_owned());
     }
 
-    /// Puts policies into force: Envoy first, then the program beside the old one, then the switch.
+    /// Puts policies into force, and closes connections that nobody needs any more.
     async fn enforce(self: &Rc<Self>, config: &Config, policies: Policies) -> Result<(), AgentError> {
+        let result = self.switch(config, policies).await;
+        if let Some((_, current)) = self.generations.borrow().last_key_value() {
+            self.upstreams.use_only(self, &current.endpoints);
+        }
+        result
+    }
+
+    /// Envoy first, then the program beside the old one, then the switch.
+    async fn switch(self: &Rc<Self>, config: &Config, policies: Policies) -> Result<(), AgentError> {
         let envoy = RefCell::new(Some(Rc::new(Envoy::start(config, &policies).await?)));
         let before = self.generations.borrow().last_key_value().map(|(_, of)| of.clone());
         let number = before.as_ref().map_or(1, |before| before.number + 1);
         let program = self.kernel.load_program(&policies.object.bytes, number)?;
+        let mut endpoints = BTreeSet::new();
         for (index, name) in (0..).zip(&policies.program.clusters) {
             let mut numbers = Vec::new();
-            for address in policies.endpoints(name, &config.endpoints) {
+            for server in policies.endpoints(name, &config.endpoints) {
                 let mut refused = None;
                 let make = || self.kernel.add_endpoint().map_err(|error| refused = Some(error)).ok();
-                let number = self.upstreams.number(address, make);
+                let number = self.upstreams.number(server.address, make);
                 if let Some(error) = refused {
                     return Err(error.into());
                 }
-                numbers.push(number.ok_or(AgentError::Endpoints)?);
+                numbers.push((number.ok_or(AgentError::Endpoints)?, server.weight));
             }
             program.set_cluster(index, policies.cluster(name, &numbers))?;
-            for number in numbers {
+            for (number, _) in numbers {
+                endpoints.insert(number);
                 self.upstreams.fill(self, number).await;
             }
         }
-        let generation = Rc::new(Generation { number, policies, program, envoy });
+        let generation = Rc::new(Generation { number, policies, program, endpoints, envoy });
         self.generations.borrow_mut().insert(number, generation.clone());
         if let Err(error) = self.kernel.switch(&generation.program) {
             self.generations.borrow_mut().remove(&number);
@@ -180,19 +196,19 @@ impl Agent {
         self.current().envoy.borrow().as_ref().is_none_or(|envoy| envoy.has_ended())
     }
 
-    /// Takes over what this configuration says, and nothing else.
-    fn serve_services(&self, config: Config) -> Result<(), AgentError> {
+    /// Takes over what the configuration says, and nothing that only the one before said.
+    fn serve_services(&self, before: &Config) -> Result<(), AgentError> {
+        let config = self.config();
         for service in &config.services {
             let address = self.address_for(service).ok_or(AgentError::NoIpv6(*service))?;
             self.kernel.take_over(*service, address)?;
         }
-        for gone in self.config().services.iter().filter(|service| !config.services.contains(service)) {
+        for gone in before.services.iter().filter(|service| !config.services.contains(service)) {
             self.kernel.leave(*gone)?;
         }
         if let Some(guard) = &*self.guard.borrow() {
             guard.set_services(&config.services)?;
         }
-        *self.config.borrow_mut() = Rc::new(config);
         Ok(())
     }
 
@@ -200,8 +216,13 @@ impl Agent {
         if let Some(unreachable) = config.services.iter().find(|service| self.address_for(service).is_none()) {
             return Err(AgentError::NoIpv6(*unreachable));
         }
-        self.enforce(&config, policies).await?;
-        self.serve_services(config)
+        // First: connections to new endpoints are made as it says.
+        let before = self.config.replace(Rc::new(config));
+        if let Err(error) = self.enforce(&self.config(), policies).await {
+            *self.config.borrow_mut() = before;
+            return Err(error);
+        }
+        self.serve_services(&before)
     }
 
     /// Where connections to a service come to.
@@ -312,7 +333,7 @@ async fn start(path: &Path, config: Config, ready: impl FnOnce(&[SocketAddr])) -
     });
     let config = agent.config();
     agent.enforce(&config, policies).await?;
-    agent.serve_services(Config::clone(&config))?;
+    agent.serve_services(&config)?;
     match config.fail {
         Fail::Closed => {
             let guard = Guard::attach(&config.cgroup, &agent.kernel, &config.services)?;
@@ -359,6 +380,8 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let mut watch = tokio::time::interval(WATCH);
+    let mut workers = Workers::default();
+    workers.keep(agent.config().kworker_nice).map_err(AgentError::Workers)?;
     let mut seen = changed(agent);
     // A SIGHUP came while the policies were being read.
     let mut again = false;
@@ -368,6 +391,9 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
             _ = int.recv() => return Ok(()),
             _ = hup.recv() => again = !agent.reload_beside(),
             _ = watch.tick() => {
+                if let Err(error) = workers.keep(agent.config().kworker_nice) {
+                    agent.complain(&AgentError::Workers(error).to_string());
+                }
                 let now = changed(agent);
                 if (again || now != seen || agent.lacks_envoy()) && agent.reload_beside() {
                     (seen, again) = (now, false);

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use underdeck_mesh_policy::envoy::Server;
 use underdeck_mesh_policy::evaluate::{Identity, Sender};
 
 /// What the agent is to do. Paths are relative to the folder of the file.
@@ -25,7 +27,7 @@ pub struct Config {
     pub services: Vec<SocketAddr>,
     /// Endpoints of clusters that the policies do not name themselves.
     #[serde(default)]
-    pub endpoints: BTreeMap<String, Vec<SocketAddr>>,
+    pub endpoints: BTreeMap<String, Vec<Endpoint>>,
     /// Envoy's program.
     #[serde(default = "envoy")]
     pub envoy: PathBuf,
@@ -47,6 +49,10 @@ pub struct Config {
     /// Whether bytes to and from endpoints in the control group, on this host, skip TCP.
     #[serde(default = "yes")]
     pub local_bypass: bool,
+    /// The nice value of the kernel's threads that move what comes by TCP, which do other work of the kernel too; 0: as
+    /// the kernel has it.
+    #[serde(default)]
+    pub kworker_nice: i32,
     /// Objects are kept here. None: nowhere.
     #[serde(default)]
     pub cache: Option<PathBuf>,
@@ -70,6 +76,54 @@ impl Default for From {
     }
 }
 
+/// A server of a cluster: its address, or `{address: …, weight: …}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(from = "Written")]
+pub struct Endpoint {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its share of the requests.
+    pub weight: NonZeroU32,
+}
+
+/// The two forms of [`Endpoint`].
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "an address (\"10.0.1.4:8080\"), or {address: \"10.0.1.4:8080\", weight: 3} with a weight from 1"
+)]
+enum Written {
+    Plain(SocketAddr),
+    Weighted(Weighted),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Weighted {
+    address: SocketAddr,
+    #[serde(default = "one")]
+    weight: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+impl std::convert::From<Written> for Endpoint {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Plain(address) => Self { address, weight: one() },
+            Written::Weighted(Weighted { address, weight }) => Self { address, weight },
+        }
+    }
+}
+
+impl std::convert::From<Endpoint> for Server {
+    fn from(endpoint: Endpoint) -> Self {
+        Self { address: endpoint.address, weight: endpoint.weight.get() }
+    }
+}
+
 /// What becomes of new connections to the services while no agent runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -87,7 +141,7 @@ pub enum Fail {
 pub struct Pool {
     /// Made before they are needed.
     pub min: usize,
-    /// Kept at most.
+    /// Kept at most. More than 2048 are 2048.
     pub max: usize,
 }
 
@@ -212,6 +266,19 @@ mod tests {
         let config = Config::read(&path).expect("valid");
         assert_eq!(config.policies, [place.path().join("p")]);
         assert_eq!((config.listener.as_str(), config.pool), ("mesh", Pool { min: 8, max: 1024 }));
+        let endpoint = |text: &str| {
+            let text = format!("cgroup: /c\npolicies: [p]\nservices: []\nendpoints: {{a: [{text}]}}\n");
+            std::fs::write(&path, text).expect("ours");
+            Config::read(&path)
+                .map(|config| (config.endpoints["a"][0].address.port(), config.endpoints["a"][0].weight.get()))
+        };
+        assert_eq!(endpoint("'[::1]:1'").expect("an address"), (1, 1));
+        assert_eq!(endpoint("{address: '10.0.0.1:2', weight: 3}").expect("with a weight"), (2, 3));
+        assert_eq!(endpoint("{address: '10.0.0.1:2'}").expect("without one"), (2, 1));
+        for wrong in ["{address: '10.0.0.1:2', weight: 0}", "{address: '10.0.0.1:2', wait: 1}", "'10.0.0.1'", "7"] {
+            let error = endpoint(wrong).expect_err(wrong).to_string();
+            assert!(error.contains("weight from 1") && error.contains("4:"), "{wrong}: {error}");
+        }
         std::fs::write(&path, "cgroup: /c\npolicies: [p]\nservices: []\nservice: 1\n").expect("ours");
         let error = Config::read(&path).expect_err("an unknown field").to_string();
         assert!(error.contains("service") && error.contains("mesh.yaml"), "{error}");

@@ -1,5 +1,6 @@
 //! The programs and maps in the kernel. Nothing is pinned: all of it goes when the agent goes.
 
+use std::cell::{OnceCell, RefCell};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -34,6 +35,13 @@ pub enum KernelError {
     /// An object does not have what it should have.
     #[error("there is no {0} in the object")]
     Missing(String),
+}
+
+impl KernelError {
+    /// A socket map takes established connections only: this one ended meanwhile.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Bpf { source, .. } if source.kind() == libbpf_rs::ErrorKind::Unsupported)
+    }
 }
 
 pub(crate) fn bpf<T>(what: &str, result: libbpf_rs::Result<T>) -> Result<T, KernelError> {
@@ -89,8 +97,10 @@ pub(crate) struct Kernel {
     servers: MapHandle,
     by_peer: MapHandle,
     expected: MapHandle,
-    pools: std::cell::RefCell<Vec<MapHandle>>,
+    pools: RefCell<Vec<MapHandle>>,
     links: Vec<Link>,
+    /// Of what runs whenever a socket of the host gets bytes: only once there is an endpoint on this host.
+    arrived: OnceCell<Link>,
 }
 
 /// The program of one set of policies.
@@ -145,9 +155,7 @@ impl Kernel {
             let map = map(&object, of)?;
             bpf(name, program(&object, name)?.attach_sockmap(map.as_fd().as_raw_fd()))?;
         }
-        for name in ["ud_arrived", "ud_ending"] {
-            links.push(bpf(name, program(&object, name)?.attach())?);
-        }
+        links.push(bpf("ud_ending", program(&object, "ud_ending")?.attach())?);
         // The order matters: a connection must not be taken over before it can be known.
         let attached = ["ud_established", "ud_connect4", "ud_connect6"];
         for name in &attached[..if guarded { 1 } else { 3 }] {
@@ -161,8 +169,9 @@ impl Kernel {
             servers: map(&object, "ud_servers")?,
             by_peer: map(&object, "ud_by_peer")?,
             expected: map(&object, "ud_expected")?,
-            pools: std::cell::RefCell::default(),
+            pools: RefCell::default(),
             links,
+            arrived: OnceCell::new(),
             object,
         })
     }
@@ -275,12 +284,33 @@ impl Kernel {
         bpf("ud_servers", added)
     }
 
+    /// Takes the connections that are gone out of a pool. Who wants one meanwhile may find none.
+    pub(crate) fn sweep(&self, endpoint: u32) {
+        let pools = self.pools.borrow();
+        let pool = &pools[endpoint as usize];
+        let taken = std::iter::from_fn(|| pool.lookup_and_delete(&[]).ok().flatten());
+        let taken: Vec<_> = taken.take(abi::UD_POOL_MAX as usize).collect();
+        // The one that was used last is on top.
+        for cookie in
+            taken.iter().rev().filter(|cookie| matches!(self.upstreams.lookup(cookie, MapFlags::ANY), Ok(Some(_))))
+        {
+            // If it fails, this connection stays idle.
+            let _ = pool.update(&[], cookie, MapFlags::ANY);
+        }
+    }
+
     /// The agent is about to connect from `ours` to an endpoint of this host: bytes go to its socket, and come from it,
     /// without TCP, if its process is in the control group.
-    pub(crate) fn expect(&self, cookie: u64, ours: SocketAddr, endpoint: SocketAddr) {
+    pub(crate) fn expect(&self, cookie: u64, ours: SocketAddr, endpoint: SocketAddr) -> Result<(), KernelError> {
+        // First: without it a response that skips TCP would never be over.
+        if self.arrived.get().is_none() {
+            let link = bpf("ud_arrived", program(&self.object, "ud_arrived")?.attach())?;
+            let _ = self.arrived.set(link);
+        }
         let pair = [address(ours).bytes(), address(endpoint).bytes()].concat();
         // If it fails, they take the way through TCP.
         let _ = self.expected.update(&pair, cookie.bytes(), MapFlags::ANY);
+        Ok(())
     }
 
     /// Nobody takes it from now on. True: it was idle.

@@ -5,10 +5,17 @@ use std::net::SocketAddr;
 
 use underdeck_mesh_compiler::abi::{self, ud_cluster};
 use underdeck_mesh_compiler::{Cache, FitError, Fitted, Node, Object, Program, fit};
+use underdeck_mesh_policy::envoy::Server;
 use underdeck_mesh_policy::form::{Listener, LoadBalancing, Policy};
 use underdeck_mesh_policy::read::{LoadError, load, read};
 
-use crate::config::Config;
+use crate::config::{Config, Endpoint};
+
+/// How far one request puts the next turn of the endpoint with the greatest weight off.
+const AHEAD_LEAST: u64 = 1 << 16;
+
+/// The same for small weights beside great ones, so that a sum of many never overflows.
+const AHEAD_MOST: u64 = 1 << 40;
 
 /// Why a set of policies does not come into force. The one before stays.
 #[derive(Debug, thiserror::Error)]
@@ -58,32 +65,41 @@ impl Policies {
     }
 
     /// The endpoints of a cluster; empty: its requests are Envoy's.
-    pub(crate) fn endpoints(&self, name: &str, known: &BTreeMap<String, Vec<SocketAddr>>) -> Vec<SocketAddr> {
-        if let Some(addresses) = known.get(name) {
-            return addresses.clone();
+    pub(crate) fn endpoints(&self, name: &str, known: &BTreeMap<String, Vec<Endpoint>>) -> Vec<Server> {
+        if let Some(endpoints) = known.get(name) {
+            return endpoints.iter().map(|endpoint| (*endpoint).into()).collect();
         }
         let Some(cluster) = self.policy.cluster(name) else { return Vec::new() };
-        let address = |endpoint: &underdeck_mesh_policy::form::Endpoint| {
+        let server = |endpoint: &underdeck_mesh_policy::form::Endpoint| {
             let port = endpoint.port.or(cluster.port).unwrap_or(80);
-            (endpoint.weight == 1).then(|| Some(SocketAddr::new(endpoint.address.parse().ok()?, port)))?
+            let address = SocketAddr::new(endpoint.address.parse().ok()?, port);
+            Some(Server { address, weight: endpoint.weight })
         };
-        cluster.endpoints.iter().map(address).collect::<Option<_>>().unwrap_or_default()
+        cluster.endpoints.iter().map(server).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// The kernel's form of a cluster.
-    pub(crate) fn cluster(&self, name: &str, endpoints: &[u32]) -> ud_cluster {
+    /// The kernel's form of a cluster: numbers and weights of its endpoints.
+    pub(crate) fn cluster(&self, name: &str, endpoints: &[(u32, u32)]) -> ud_cluster {
         let mut cluster = ud_cluster::default();
         // More endpoints than fit are Envoy's, rather than some of them.
         if endpoints.len() > cluster.endpoint.len() {
             return cluster;
         }
         cluster.count = u32::try_from(endpoints.len()).unwrap_or(0);
-        cluster.endpoint[..endpoints.len()].copy_from_slice(endpoints);
+        let greatest = endpoints.iter().map(|(_, weight)| *weight).max().unwrap_or(1);
+        for (at, (number, weight)) in endpoints.iter().enumerate() {
+            cluster.endpoint[at] = *number;
+            cluster.ahead[at] = (u64::from(greatest) * AHEAD_LEAST / u64::from(*weight).max(1)).min(AHEAD_MOST);
+            cluster.due[at] = cluster.ahead[at];
+        }
         cluster.balancing = match self.policy.cluster(name).map(|cluster| &cluster.balancing) {
             Some(LoadBalancing::Random) => abi::UD_RANDOM,
             Some(LoadBalancing::LeastRequest { .. }) => abi::UD_LEAST_REQUEST,
             _ => abi::UD_ROUND_ROBIN,
         };
+        // As in Envoy: any of them at random is any of them, whatever its weight.
+        let has_weights = endpoints.iter().any(|(_, weight)| *weight != greatest);
+        cluster.weighted = (has_weights && cluster.balancing != abi::UD_RANDOM).into();
         cluster
     }
 }

@@ -1,7 +1,7 @@
 //! Connections to endpoints that the kernel uses. Each is watched by a task, which moves what the kernel does not.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::net::TcpSocket;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use underdeck_mesh_compiler::abi::{UD_RETIRED, ud_upstream};
+use underdeck_mesh_compiler::abi::{UD_POOL_MAX, UD_RETIRED, ud_upstream};
 
 use crate::agent::Agent;
 use crate::answer;
@@ -29,12 +30,30 @@ const REFILL: Duration = Duration::from_millis(100);
 /// The kernel may be faster than the agent's `accept`.
 const ACCEPT: Duration = Duration::from_secs(5);
 
+/// Between looks whether a connection to an endpoint that is not used any more has become idle.
+const LEAVE: Duration = Duration::from_millis(50);
+
+/// Connections to one endpoint. A pool has room for as many that are gone.
+const MOST: usize = UD_POOL_MAX as usize / 2;
+
 /// One server.
 struct Endpoint {
     address: SocketAddr,
     /// Where connections to it come from, if it is on this host.
     source: Option<IpAddr>,
     connections: usize,
+    /// Policies in force lead to it.
+    is_used: bool,
+    /// Connections that were closed while they were in the pool may still be there, by their cookies.
+    gone: u32,
+}
+
+/// The task that watches a connection.
+struct Task {
+    endpoint: u32,
+    handle: AbortHandle,
+    /// The connection was idle and nobody takes it any more.
+    leave: Rc<Notify>,
 }
 
 /// The address that this host uses towards another one of its own. None: `address` is not its own.
@@ -53,7 +72,9 @@ fn socket(agent: &Agent, address: SocketAddr, source: Option<IpAddr>) -> std::io
         && let Some(source) = source
         && socket.bind(SocketAddr::new(source, 0)).is_ok()
     {
-        agent.kernel.expect(SockRef::from(&socket).cookie()?, socket.local_addr()?, address);
+        let expected = agent.kernel.expect(SockRef::from(&socket).cookie()?, socket.local_addr()?, address);
+        // By TCP, then.
+        expected.unwrap_or_else(|error| agent.complain(&error.to_string()));
     }
     Ok(socket)
 }
@@ -63,18 +84,20 @@ fn socket(agent: &Agent, address: SocketAddr, source: Option<IpAddr>) -> std::io
 pub(crate) struct Upstreams {
     endpoints: RefCell<Vec<Endpoint>>,
     numbers: RefCell<HashMap<SocketAddr, u32>>,
-    tasks: RefCell<HashMap<u64, AbortHandle>>,
+    tasks: RefCell<HashMap<u64, Task>>,
 }
 
 impl Upstreams {
     /// The number of an address, which is the same for as long as the agent runs.
     pub(crate) fn number(&self, address: SocketAddr, make: impl FnOnce() -> Option<u32>) -> Option<u32> {
         if let Some(number) = self.numbers.borrow().get(&address) {
+            self.endpoints.borrow_mut()[*number as usize].is_used = true;
             return Some(*number);
         }
         let number = make()?;
         self.numbers.borrow_mut().insert(address, number);
-        self.endpoints.borrow_mut().push(Endpoint { address, source: source_of(address), connections: 0 });
+        let source = source_of(address);
+        self.endpoints.borrow_mut().push(Endpoint { address, source, connections: 0, is_used: true, gone: 0 });
         Some(number)
     }
 
@@ -93,40 +116,77 @@ impl Upstreams {
         Some(Link::new(stream))
     }
 
-    /// A connection that the agent has used and the kernel may use from now on.
-    pub(crate) fn give(&self, agent: &Rc<Agent>, endpoint: u32, link: Link) {
-        if let Some(endpoint) = self.endpoints.borrow_mut().get_mut(endpoint as usize) {
-            if endpoint.connections >= agent.config().pool.max {
-                return;
+    /// A connection that the agent has used and the kernel may use from now on. False: it is closed instead.
+    pub(crate) fn give(&self, agent: &Rc<Agent>, endpoint: u32, link: Link) -> bool {
+        let Ok(cookie) = SockRef::from(link.output.as_ref()).cookie() else { return false };
+        if let Some(of) = self.endpoints.borrow_mut().get_mut(endpoint as usize) {
+            if !of.is_used || of.connections >= agent.config().pool.max.min(MOST) {
+                return false;
             }
-            endpoint.connections += 1;
+            of.connections += 1;
+            if of.gone as usize >= MOST {
+                agent.kernel.sweep(endpoint);
+                of.gone = 0;
+            }
         }
-        let Ok(cookie) = SockRef::from(link.output.as_ref()).cookie() else { return };
         let added = agent.kernel.add_upstream(cookie, link.output.as_ref().as_fd(), endpoint);
         if let Err(error) = added {
-            agent.complain(&error.to_string());
+            if !error.is_closed() {
+                agent.complain(&error.to_string());
+            }
             self.uncount(endpoint);
-            return;
+            return false;
         }
-        let task = tokio::task::spawn_local(watch(agent.clone(), cookie, endpoint, link));
-        self.tasks.borrow_mut().insert(cookie, task.abort_handle());
+        let leave = Rc::new(Notify::new());
+        let task = tokio::task::spawn_local(watch(agent.clone(), cookie, endpoint, link, leave.clone()));
+        self.tasks.borrow_mut().insert(cookie, Task { endpoint, handle: task.abort_handle(), leave });
+        true
+    }
+
+    /// Closes connections to all endpoints but these: at once, or when their response is done.
+    pub(crate) fn use_only(&self, agent: &Rc<Agent>, endpoints: &BTreeSet<u32>) {
+        for (number, endpoint) in (0..).zip(&mut *self.endpoints.borrow_mut()) {
+            let was_used = endpoint.is_used;
+            endpoint.is_used = endpoints.contains(&number);
+            if was_used && !endpoint.is_used {
+                tokio::task::spawn_local(leave(agent.clone(), number));
+            }
+        }
+    }
+
+    /// Closes what is idle; whether there is something left to close.
+    fn leave_idle(&self, agent: &Agent, endpoint: u32) -> bool {
+        let is_left =
+            self.endpoints.borrow().get(endpoint as usize).is_some_and(|of| !of.is_used && of.connections > 0);
+        if is_left {
+            let tasks = self.tasks.borrow();
+            let of_endpoint = tasks.iter().filter(|(_, task)| task.endpoint == endpoint);
+            of_endpoint
+                .filter(|(cookie, _)| agent.kernel.retire(**cookie))
+                .for_each(|(_, task)| task.leave.notify_one());
+        }
+        is_left
     }
 
     fn uncount(&self, endpoint: u32) {
         if let Some(endpoint) = self.endpoints.borrow_mut().get_mut(endpoint as usize) {
             endpoint.connections -= 1;
+            endpoint.gone += 1;
         }
     }
 
     /// Makes connections until an endpoint has as many as it should have at least.
     pub(crate) async fn fill(&self, agent: &Rc<Agent>, endpoint: u32) {
         loop {
-            let has = self.endpoints.borrow().get(endpoint as usize).map_or(usize::MAX, |of| of.connections);
-            if has >= agent.config().pool.min {
+            let pool = agent.config().pool;
+            let wants = |of: &Endpoint| of.is_used && of.connections < pool.min.min(pool.max).min(MOST);
+            if !self.endpoints.borrow().get(endpoint as usize).is_some_and(wants) {
                 return;
             }
             let Some(link) = self.connect(agent, endpoint).await else { return };
-            self.give(agent, endpoint, link);
+            if !self.give(agent, endpoint, link) {
+                return;
+            }
         }
     }
 
@@ -136,7 +196,7 @@ impl Upstreams {
         if agent.kernel.upstream(conn.upstream).is_some_and(|upstream| upstream.client == client)
             && let Some(task) = self.tasks.borrow().get(&conn.upstream)
         {
-            task.abort();
+            task.handle.abort();
         }
     }
 }
@@ -162,10 +222,24 @@ impl Drop for Guard {
     }
 }
 
-async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link) {
+/// Until no connection to an endpoint that is not used any more is left.
+async fn leave(agent: Rc<Agent>, endpoint: u32) {
+    while agent.upstreams.leave_idle(&agent, endpoint) {
+        tokio::time::sleep(LEAVE).await;
+    }
+}
+
+async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link, leave: Rc<Notify>) {
     let guard = Guard { agent: agent.clone(), cookie, endpoint };
     let mut is_answered = false;
-    while matches!(link.input.fill().await, Ok(true)) {
+    loop {
+        let more = tokio::select! {
+            more = link.input.fill() => more,
+            () = leave.notified() => break,
+        };
+        if !matches!(more, Ok(true)) {
+            break;
+        }
         match agent.kernel.upstream(cookie) {
             Some(entry)
                 if entry.relay != 0 && entry.in_body == 0 && entry.client != 0 && entry.client != UD_RETIRED =>
@@ -187,6 +261,7 @@ async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link) {
         lost(&agent, &entry).await;
     }
     drop(guard);
+    drop(link);
     // An endpoint that closes connections at once must not keep the agent busy.
     tokio::time::sleep(REFILL).await;
     agent.upstreams.fill(&agent, endpoint).await;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 pub struct Backend {
     pub address: SocketAddr,
     connections: Arc<AtomicU64>,
+    requests: Arc<AtomicU64>,
     gate: Arc<(Mutex<bool>, Condvar)>,
 }
 
@@ -32,20 +33,26 @@ impl Backend {
         let address = listener.local_addr().expect("bound");
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let (shared, connections) = (gate.clone(), Arc::new(AtomicU64::new(0)));
-        let counted = connections.clone();
+        let requests = Arc::new(AtomicU64::new(0));
+        let (counted, read) = (connections.clone(), requests.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let gate = shared.clone();
+                let (gate, read) = (shared.clone(), read.clone());
                 counted.fetch_add(1, Ordering::Relaxed);
-                std::thread::spawn(move || serve(stream, &gate));
+                std::thread::spawn(move || serve(stream, &gate, &read));
             }
         });
-        Self { address, connections, gate }
+        Self { address, connections, requests, gate }
     }
 
     /// How many there were.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// How many it has read.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// `/wait` is answered from now on.
@@ -55,7 +62,7 @@ impl Backend {
     }
 }
 
-fn serve(stream: TcpStream, gate: &(Mutex<bool>, Condvar)) -> Option<()> {
+fn serve(stream: TcpStream, gate: &(Mutex<bool>, Condvar), requests: &AtomicU64) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut output = stream.try_clone().ok()?;
     let mut input = BufReader::new(stream);
@@ -74,6 +81,7 @@ fn serve(stream: TcpStream, gate: &(Mutex<bool>, Condvar)) -> Option<()> {
         } else {
             input.read_exact(&mut body).ok()?;
         }
+        requests.fetch_add(1, Ordering::Relaxed);
         let mut words = head.split(' ');
         let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
         let mut parts = path.trim_start_matches('/').split('/');

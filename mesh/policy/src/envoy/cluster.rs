@@ -1,23 +1,19 @@
 //! Clusters.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-
 use serde_json::{Value, json};
 
+use super::Server;
 use crate::form::{Cluster, Discovery, LoadBalancing, UpstreamProtocol};
 
 const OPTIONS: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
 
-pub(super) fn cluster(cluster: &Cluster, endpoints: &BTreeMap<String, Vec<SocketAddr>>) -> Value {
-    let known = endpoints.get(&cluster.name);
-    let of_policy = cluster.endpoints.iter().map(|endpoint| {
-        let address = socket(&endpoint.address, endpoint.port.or(cluster.port).unwrap_or(80));
-        json!({"endpoint": {"address": address}, "load_balancing_weight": endpoint.weight})
-    });
+pub(super) fn cluster(cluster: &Cluster, known: Option<&[Server]>) -> Value {
+    let endpoint = |address: &str, port, weight| json!({"endpoint": {"address": socket(address, port)}, "load_balancing_weight": weight});
+    let of_policy =
+        cluster.endpoints.iter().map(|of| endpoint(&of.address, of.port.or(cluster.port).unwrap_or(80), of.weight));
     let of_agent =
-        known.into_iter().flatten().map(|at| json!({"endpoint": {"address": socket(&at.ip().to_string(), at.port())}}));
+        known.into_iter().flatten().map(|of| endpoint(&of.address.ip().to_string(), of.address.port(), of.weight));
     let list: Vec<_> = if known.is_some() { of_agent.collect() } else { of_policy.collect() };
     let is_dns = known.is_none() && cluster.discovery == Discovery::Dns;
     let balancing = match &cluster.balancing {

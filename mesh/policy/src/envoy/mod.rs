@@ -35,6 +35,21 @@ pub struct Bind {
     pub destination: (IpAddr, u16),
 }
 
+/// An endpoint that the policy does not name itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its share; at least 1.
+    pub weight: u32,
+}
+
+impl From<SocketAddr> for Server {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, weight: 1 }
+    }
+}
+
 /// A configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generated {
@@ -47,7 +62,11 @@ pub struct Generated {
 }
 
 /// Makes a bootstrap. `endpoints` are those of clusters whose endpoints the policy does not name itself.
-pub fn bootstrap(policy: &Policy, binds: &[Bind], endpoints: &BTreeMap<String, Vec<SocketAddr>>) -> Generated {
+pub fn bootstrap<S: Copy + Into<Server>>(
+    policy: &Policy,
+    binds: &[Bind],
+    endpoints: &BTreeMap<String, Vec<S>>,
+) -> Generated {
     let mut listeners = Vec::new();
     let mut missing = not_held(policy);
     let (mut clusters, mut guarded) = (BTreeMap::new(), BTreeMap::new());
@@ -57,7 +76,9 @@ pub fn bootstrap(policy: &Policy, binds: &[Bind], endpoints: &BTreeMap<String, V
         listeners.push(maker.listener(listener));
     }
     for cluster in &policy.clusters {
-        clusters.insert(cluster.name.clone(), cluster::cluster(cluster, endpoints));
+        let known: Option<Vec<Server>> =
+            endpoints.get(&cluster.name).map(|all| all.iter().map(|of| (*of).into()).collect());
+        clusters.insert(cluster.name.clone(), cluster::cluster(cluster, known.as_deref()));
     }
     for (name, (listener, cluster)) in guarded {
         listeners.push(listener);

@@ -138,7 +138,7 @@ reasons! {
     OutlierDetection "outlier-detection" "Endpoints that fail are left out for a while.";
     PoolLimits "pool-limits" "Connections or requests to a service are limited.";
     HealthCheck "health-check" "Endpoints are checked actively.";
-    LoadBalancing "load-balancing" "A load-balancing policy other than round robin, random and least request.";
+    LoadBalancing "load-balancing" "A load-balancing policy other than round robin, random and least request, or an option of these.";
     Locality "locality" "Endpoints are chosen by locality or priority.";
     Jwt "jwt" "JSON Web Tokens are checked or their claims matched.";
     ExtAuthz "ext-authz" "An external service is asked for permission.";

@@ -34,7 +34,11 @@ pub(super) fn cluster(set: &mut Set, file: &Arc<str>, node: &Node) {
     {
         fields.envoy(name, Reason::LoadBalancing, &mut notes);
     }
-    fields.pass_over(&["least_request_lb_config", "round_robin_lb_config"]);
+    for name in ["least_request_lb_config", "round_robin_lb_config"] {
+        if let Some(node) = fields.take(name) {
+            balancing_options(name, node, &mut notes);
+        }
+    }
     let mut protocol = UpstreamProtocol::Http1;
     for name in ["http2_protocol_options", "tls_context", "transport_socket", "typed_extension_protocol_options"] {
         if let Some(node) = fields.take(name) {
@@ -114,6 +118,23 @@ fn balancing(node: Option<&Node>, notes: &mut Notes) -> LoadBalancing {
     }
 }
 
+/// Of the two algorithms that have options. The kernel compares two endpoints where weights are equal; other options
+/// change what a weight means.
+fn balancing_options(name: &str, node: &Node, notes: &mut Notes) {
+    let mut fields = Fields::of_proto(node, notes, name);
+    if let Some(node) = fields.take("choice_count")
+        && notes.integer::<u32>(node, "choice_count") != Some(2)
+    {
+        notes.add(Reason::LoadBalancing, node, "choice_count");
+    }
+    for name in
+        ["active_request_bias", "slow_start_config", "locality_lb_config", "enable_full_scan", "selection_method"]
+    {
+        fields.envoy(name, Reason::LoadBalancing, notes);
+    }
+    fields.finish(notes);
+}
+
 fn spoken(name: &str, node: &Node, before: UpstreamProtocol, notes: &mut Notes) -> UpstreamProtocol {
     match name {
         "http2_protocol_options" => {
@@ -165,11 +186,7 @@ fn assignment(node: &Node, endpoints: &mut Vec<Endpoint>, notes: &mut Notes) {
         for item in list {
             let mut fields = Fields::of_proto(item, notes, "lb_endpoints");
             fields.pass_over(&["metadata", "health_status"]);
-            let weight = fields.take("load_balancing_weight");
-            if let Some(node) = weight {
-                notes.add(Reason::LoadBalancing, node, "load_balancing_weight");
-            }
-            let weight = weight.and_then(|node| notes.integer(node, "weight")).unwrap_or(1);
+            let weight = fields.take("load_balancing_weight").map(|node| weight(node, notes)).unwrap_or(1);
             let inner = fields.take("endpoint");
             fields.finish(notes);
             let Some(inner) = inner else {
@@ -184,6 +201,14 @@ fn assignment(node: &Node, endpoints: &mut Vec<Endpoint>, notes: &mut Notes) {
             endpoints.extend(at.and_then(|node| address(node, weight, notes)));
         }
     }
+}
+
+fn weight(node: &Node, notes: &mut Notes) -> u32 {
+    let weight = notes.integer(node, "load_balancing_weight").unwrap_or(1);
+    if weight == 0 {
+        notes.add(Reason::InvalidValue, node, "load_balancing_weight is at least 1");
+    }
+    weight.max(1)
 }
 
 fn address(node: &Node, weight: u32, notes: &mut Notes) -> Option<Endpoint> {

@@ -97,10 +97,11 @@ fn endpoint(node: &Node, target_port: Option<u16>, notes: &mut Notes) -> Option<
     let ports = fields.take("ports").map_or(&[][..], Node::members);
     let port = ports.first().and_then(|(_, node)| notes.integer(node, "ports"));
     let labels = fields.take("labels").map(|node| notes.labels(node, "labels")).unwrap_or_default();
+    // Istio takes 0 for 1.
     let weight = fields.take("weight").and_then(|node| notes.integer(node, "weight"));
     fields.envoy("locality", Reason::Locality, notes);
     fields.envoy("network", Reason::Locality, notes);
     fields.pass_over(&["serviceAccount"]);
     fields.finish(notes);
-    Some(Endpoint { address: address?, port: port.or(target_port), labels, weight: weight.unwrap_or(1) })
+    Some(Endpoint { address: address?, port: port.or(target_port), labels, weight: weight.unwrap_or(1).max(1) })
 }
