@@ -21,7 +21,6 @@ use crate::kernel::{Kernel, KernelError, Program};
 use crate::policies::{Policies, PolicyError};
 use crate::status;
 use crate::upstream::Upstreams;
-use crate::workers::Workers;
 
 /// Between looks at the files of the policies, and at Envoy.
 const WATCH: Duration = Duration::from_secs(1);
@@ -58,9 +57,6 @@ pub enum AgentError {
     /// The configuration that was read again differs in what holds for as long as the agent runs.
     #[error("`{0}` has changed: that needs a restart of the agent")]
     Restart(&'static str),
-    /// The threads of the kernel cannot be found, or changed.
-    #[error("`kworker_nice`: {0}")]
-    Workers(io::Error),
     /// There is no listener for a service of IPv6.
     #[error("{0}: the agent does not listen on IPv6: see `listen6`")]
     NoIpv6(SocketAddr),
@@ -380,8 +376,6 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let mut watch = tokio::time::interval(WATCH);
-    let mut workers = Workers::default();
-    workers.keep(agent.config().kworker_nice).map_err(AgentError::Workers)?;
     let mut seen = changed(agent);
     // A SIGHUP came while the policies were being read.
     let mut again = false;
@@ -391,9 +385,6 @@ async fn serve(agent: &Rc<Agent>, listeners: &Listeners, asked: &Asked) -> Resul
             _ = int.recv() => return Ok(()),
             _ = hup.recv() => again = !agent.reload_beside(),
             _ = watch.tick() => {
-                if let Err(error) = workers.keep(agent.config().kworker_nice) {
-                    agent.complain(&AgentError::Workers(error).to_string());
-                }
                 let now = changed(agent);
                 if (again || now != seen || agent.lacks_envoy()) && agent.reload_beside() {
                     (seen, again) = (now, false);

@@ -49,10 +49,6 @@ pub struct Config {
     /// Whether bytes to and from endpoints in the control group, on this host, skip TCP.
     #[serde(default = "yes")]
     pub local_bypass: bool,
-    /// The nice value of the kernel's threads that move what comes by TCP, which do other work of the kernel too; 0: as
-    /// the kernel has it.
-    #[serde(default)]
-    pub kworker_nice: i32,
     /// Objects are kept here. None: nowhere.
     #[serde(default)]
     pub cache: Option<PathBuf>,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Files in the order of the path of a request: `config`, `policies`, `kernel`, `guard`, `client`, `exchange`, `upstream`,
-//! `message`, `answer`, `unread`, `envoy`, `workers`, `agent`, `status`.
+//! `message`, `answer`, `unread`, `envoy`, `agent`, `status`.
 
 mod agent;
 mod answer;
@@ -24,7 +24,6 @@ mod policies;
 pub mod status;
 mod unread;
 mod upstream;
-mod workers;
 
 pub use agent::{AgentError, run};
 pub use config::{Config, ConfigError, Fail};
