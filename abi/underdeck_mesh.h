@@ -114,7 +114,7 @@ struct ud_trial {
 
 /* A connection of an application, by the cookie of its socket. */
 struct ud_conn {
-	ud_u64 in;        /* Bytes that went on to the agent. */
+	ud_u64 first;     /* TCP's sequence number of the first byte that goes to the agent. */
 	ud_u64 out;       /* Bytes that came from the agent. */
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
 	struct ud_address destination;

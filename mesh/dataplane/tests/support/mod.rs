@@ -251,18 +251,18 @@ impl Drop for Far {
     }
 }
 
-/// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint.
-pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddr) -> (Agent, SocketAddr) {
+/// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint. `more`: of
+/// its configuration.
+pub fn start_with(name: &str, group: &Path, service: &str, endpoint: SocketAddr, more: &str) -> (Agent, SocketAddr) {
     let service: SocketAddr = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", endpoint)],
-        more: "",
-    });
-    (agent, service)
+    let endpoints = [("shop.test||", endpoint)];
+    let setup = Setup { name, group, policies: POLICIES, services: &[service], endpoints: &endpoints, more };
+    (Agent::start(&setup), service)
+}
+
+/// The same with nothing more.
+pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddr) -> (Agent, SocketAddr) {
+    start_with(name, group, service, endpoint, "")
 }
 
 /// The same with a backend of its own.
