@@ -202,13 +202,13 @@ int ud_established(struct bpf_sock_ops *ops)
 	bpf_map_delete_elem(&ud_connecting, &cookie);
 	tcp = bpf_skc_to_tcp_sock(sk);
 	conn.first = tcp ? tcp->write_seq : 0;
+	/* If this fails, all of it goes to the agent, and on to Envoy. */
+	conn.foreign = bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY) != 0;
 	stored = bpf_sk_storage_get(&ud_cookies, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!stored || bpf_map_update_elem(&ud_conns, &cookie, &conn, BPF_ANY))
 		return 1;
 	ends_of(ops, &peer, &agent);
 	bpf_map_update_elem(&ud_by_peer, &peer, &cookie, BPF_ANY);
-	/* If this fails, all of it goes to the agent, and on to Envoy. */
-	bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY);
 	return 1;
 }
 
@@ -223,7 +223,7 @@ inline_always int is_busy(struct sk_msg_md *msg, struct ud_conn *conn, ud_u64 cl
 
 	if (!tcp)
 		return 1;
-	in = tcp->write_seq - (ud_u32)conn->first;
+	in = tcp->write_seq - conn->first;
 	if (conn->upstream) {
 		upstream = bpf_map_lookup_elem(&ud_upstreams, &conn->upstream);
 		if (upstream && upstream->client == client)

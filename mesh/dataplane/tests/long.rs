@@ -7,13 +7,10 @@ use std::process::{Command, Stdio};
 
 use support::backend::{Backend, pattern};
 use support::client::Client;
-use support::{Agent, inside, start_with};
+use support::{Agent, WAYS, inside, start_with};
 use underdeck_lab::tools::Tool;
 
 const LONG: usize = 64 << 20;
-
-/// With endpoints whose bytes skip TCP, and with those whose bytes do not.
-const WAYS: [&str; 2] = ["", "local_bypass: false"];
 
 /// The next request of this connection is the kernel's again.
 fn is_in_kernel(client: &mut Client, agent: &Agent) {

@@ -24,6 +24,9 @@ use underdeck_mesh_dataplane::status::{Status, ask};
 /// The policies of a small shop.
 pub const POLICIES: &str = include_str!("../policies/shop.yaml");
 
+/// Of the configuration: with endpoints whose bytes skip TCP, and with those whose bytes do not.
+pub const WAYS: [&str; 2] = ["", "local_bypass: false"];
+
 const INSIDE: &str = "UNDERDECK_TEST_INSIDE";
 const AGENT: &str = "UNDERDECK_TEST_AGENT";
 const BACKEND: &str = "UNDERDECK_TEST_BACKEND";
@@ -191,6 +194,16 @@ impl Agent {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         // SAFETY: a child that was not waited for.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Stops it in its tracks, until SIGCONT.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stopped = wait::until("it is stopped", Duration::from_secs(60), || {
+            std::fs::read_to_string(&stat).expect("a process").contains(") T ").then_some(())
+        });
+        stopped.expect("it is stopped");
     }
 
     /// SIGTERM, and an end without an error.
