@@ -94,15 +94,28 @@ fn waiting(server: SocketAddr) -> u64 {
     of_server.map(|words| u64::from_str_radix(words[4].split(':').nth(1).expect("two"), 16).expect("a number")).sum()
 }
 
-/// Answers each request with the size of its body. `looks`: asks for readiness, and how much there is, before it reads.
+/// Answers each request with the size of its body. `looks`: waits for readiness, reads a byte, and asks how much is left.
 fn serve(mut stream: TcpStream, looks: bool) -> Option<()> {
     loop {
+        let mut first = [0; 1];
         if looks {
             let mut set = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one structure, which outlives the call.
             assert_eq!(unsafe { libc::poll(&raw mut set, 1, -1) }, 1);
         }
-        let mut input = BufReader::new(&mut stream);
+        if stream.read(&mut first).ok()? == 0 {
+            return None;
+        }
+        let mut left = 1;
+        if looks {
+            // SAFETY: FIONREAD writes an int.
+            assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut left) }, 0);
+        }
+        if left == 0 {
+            // So ends a program that trusts what it was told.
+            return None;
+        }
+        let mut input = BufReader::new((&first[..]).chain(&mut stream));
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             if input.read_line(&mut head).ok()? == 0 {
