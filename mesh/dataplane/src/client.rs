@@ -188,9 +188,7 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
         }
         Ending::Reset => {
             agent.upstreams.kill_of(&agent, cookie);
-            if let Ok(output) = client.output.try_lock() {
-                let _ = SockRef::from(output.as_ref()).set_linger(Some(Duration::ZERO));
-            }
+            connection.input.abort();
         }
     }
     drop(guard);

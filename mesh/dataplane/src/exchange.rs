@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -36,6 +37,15 @@ impl Input {
             more = self.fill() => !matches!(more, Ok(true)),
             () = std::future::ready(()) => false,
         }
+    }
+
+    /// Ends the connection with a reset. Closing it would not do: tokio shuts the half that writes down before, and until
+    /// the reset comes, that looks like an end in order.
+    pub(crate) fn abort(&self) {
+        let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+        let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+        // SAFETY: one structure, which outlives the call.
+        unsafe { libc::connect(self.half.as_ref().as_raw_fd(), &raw const nowhere, len) };
     }
 
     /// Reads to the end, for nothing.
