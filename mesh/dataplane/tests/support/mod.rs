@@ -195,6 +195,10 @@ impl Agent {
         out
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How many sockets it has open.
     pub fn sockets(&self) -> usize {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process").flatten();
