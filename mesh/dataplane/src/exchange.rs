@@ -41,7 +41,7 @@ impl Input {
 
     /// Waits until the other side has reset the connection, which nobody else sees who does not read.
     async fn is_reset(&self) {
-        while !self.half.ready(Interest::ERROR).await.is_ok_and(|ready| ready.is_error()) {}
+        while self.half.ready(Interest::ERROR).await.is_ok_and(|ready| !ready.is_error()) {}
     }
 
     /// Ends the connection with a reset. Closing it would not do: tokio shuts the half that writes down before, and until
