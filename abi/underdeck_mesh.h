@@ -45,6 +45,7 @@ enum {
 	UD_REASON_CROWDED,    /* More lines of interest than UD_LINES_MAX, or edits past UD_OUT_MAX. */
 	UD_REASON_BUSY,       /* Something of this connection is still with the agent. Counted by the agent. */
 	UD_REASON_SCRATCH,    /* Another request was being read on this CPU. */
+	UD_REASON_SOCKET,     /* Another program holds the socket. Counted by the agent. */
 	UD_REASONS,
 };
 
@@ -114,13 +115,14 @@ struct ud_trial {
 
 /* A connection of an application, by the cookie of its socket. */
 struct ud_conn {
-	ud_u64 in;        /* Bytes that went on to the agent. */
 	ud_u64 out;       /* Bytes that came from the agent. */
 	ud_u64 upstream;  /* Cookie of the upstream connection that has, or had, its last request. */
 	struct ud_address destination;
 	ud_u32 corks;     /* How often the beginning of a request was told to wait for the rest. */
 	ud_u32 mover;     /* The thread that is moving the end of a response into its socket; 0: none is. */
 	ud_u32 by_tcp;    /* The response to its last request must not skip TCP. */
+	ud_u32 first;     /* TCP's sequence number of the first byte that goes to the agent. */
+	ud_u32 foreign;   /* Another program holds its socket: none of its requests is read. */
 };
 
 /* What the agent has done for a connection. The kernel takes requests again when it agrees with `ud_conn`. */

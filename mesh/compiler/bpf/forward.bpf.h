@@ -179,9 +179,9 @@ static __attribute__((noinline)) int replace(struct sk_msg_md *msg, struct ud_he
 }
 
 /* Hands a decided request to the agent, behind a tag. */
-inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, struct ud_conn *conn, ud_u32 endpoint)
+inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, ud_u32 endpoint)
 {
-	ud_u32 head_len = h->edited ? h->out_len : h->len, rest = msg->size - h->len;
+	ud_u32 head_len = h->edited ? h->out_len : h->len;
 	struct ud_tag tag = {
 		.magic = {0, 'U', 'D', 1},
 		.verdict = h->verdict,
@@ -200,7 +200,6 @@ inline_always int to_agent(struct sk_msg_md *msg, struct ud_head *h, struct ud_c
 	h->out_len = 0;
 	if (put_literal(h, &tag, sizeof(tag)) || put_text(h, 0, head_len) || replace(msg, h, h->len))
 		return -1;
-	conn->in += h->out_len + rest;
 	if (all) {
 		if (h->verdict == UD_ANSWER)
 			all->answered++;
@@ -248,7 +247,6 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 		endpoint = choose(h->cluster, h->random);
 		if (endpoint < 0) {
 			count_envoy(UD_REASON_POLICY);
-			conn->in += msg->size;
 			return SK_PASS;
 		}
 		/* The kernel cannot redirect a part of a message and let the rest pass: all of it, or nothing. */
@@ -265,7 +263,7 @@ inline_always int forward(struct sk_msg_md *msg, struct ud_head *h, struct ud_co
 				all->empty_pool++;
 		}
 	}
-	return to_agent(msg, h, conn, endpoint) ? SK_DROP : SK_PASS;
+	return to_agent(msg, h, endpoint) ? SK_DROP : SK_PASS;
 }
 
 /* How long the message must be before it can be moved. 0: as long as it is. */
@@ -293,7 +291,6 @@ int ud_policy(struct sk_msg_md *msg)
 		return SK_PASS;
 	if (__sync_lock_test_and_set(&h->claimed, 1)) {
 		count_envoy(UD_REASON_SCRATCH);
-		conn->in += size;
 		return SK_PASS;
 	}
 	len = size > UD_HEAD_MAX ? UD_HEAD_MAX : size;
@@ -321,7 +318,6 @@ int ud_policy(struct sk_msg_md *msg)
 	goto done;
 envoy:
 	count_envoy(h->reason);
-	conn->in += size;
 done:
 	__sync_lock_test_and_set(&h->claimed, 0);
 	return verdict;

@@ -9,6 +9,10 @@ struct sock {
 	void *sk_user_data;
 } __attribute__((preserve_access_index));
 
+struct tcp_sock {
+	ud_u32 write_seq;
+} __attribute__((preserve_access_index));
+
 struct sk_buff_head {
 	ud_u32 qlen;
 } __attribute__((preserve_access_index));
@@ -183,6 +187,7 @@ int ud_established(struct bpf_sock_ops *ops)
 	struct ud_address *meant, peer = {}, agent = {};
 	struct ud_conn conn = {};
 	struct bpf_sock *sk = ops->sk;
+	struct tcp_sock *tcp;
 	ud_u64 cookie, *stored;
 
 	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
@@ -195,22 +200,30 @@ int ud_established(struct bpf_sock_ops *ops)
 		return 1;
 	conn.destination = *meant;
 	bpf_map_delete_elem(&ud_connecting, &cookie);
+	tcp = bpf_skc_to_tcp_sock(sk);
+	conn.first = tcp ? tcp->write_seq : 0;
+	/* If this fails, all of it goes to the agent, and on to Envoy. */
+	conn.foreign = bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY) != 0;
 	stored = bpf_sk_storage_get(&ud_cookies, sk, &cookie, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!stored || bpf_map_update_elem(&ud_conns, &cookie, &conn, BPF_ANY))
 		return 1;
 	ends_of(ops, &peer, &agent);
 	bpf_map_update_elem(&ud_by_peer, &peer, &cookie, BPF_ANY);
-	/* If this fails, all of it goes to the agent, and on to Envoy. */
-	bpf_sock_hash_update(ops, &ud_clients, &cookie, BPF_ANY);
 	return 1;
 }
 
-/* Whether something of an earlier request is still under way. */
-inline_always int is_busy(struct ud_conn *conn, ud_u64 client)
+/* Whether something of an earlier request is still under way. How much went to the agent, TCP knows: of a message that
+ * is let through, a socket that does not block may take a part, and is given the rest again. */
+inline_always int is_busy(struct sk_msg_md *msg, struct ud_conn *conn, ud_u64 client)
 {
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(msg->sk);
 	struct ud_upstream *upstream;
 	struct ud_progress *done;
+	ud_u32 in;
 
+	if (!tcp)
+		return 1;
+	in = tcp->write_seq - conn->first;
 	if (conn->upstream) {
 		upstream = bpf_map_lookup_elem(&ud_upstreams, &conn->upstream);
 		if (upstream && upstream->client == client)
@@ -221,8 +234,8 @@ inline_always int is_busy(struct ud_conn *conn, ud_u64 client)
 		return 1;
 	done = bpf_map_lookup_elem(&ud_progresses, &client);
 	if (!done)
-		return conn->in || conn->out;
-	return done->in != conn->in || done->out != conn->out;
+		return in || conn->out;
+	return (ud_u32)done->in != in || done->out != conn->out;
 }
 
 /* Whether bytes that came by TCP are on their way into the receive queue of a socket, in the work queue or because it is
@@ -246,7 +259,6 @@ int ud_request(struct sk_msg_md *msg)
 {
 	struct ud_conn *conn;
 	ud_u64 client = 0;
-	ud_u32 size = msg->size;
 
 	/* What an earlier run asked for holds for this one otherwise. */
 	bpf_msg_apply_bytes(msg, 0);
@@ -254,11 +266,10 @@ int ud_request(struct sk_msg_md *msg)
 	conn = conn_of(msg, &client);
 	if (!conn)
 		return SK_PASS;
-	if (!is_busy(conn, client)) {
+	if (!is_busy(msg, conn, client)) {
 		conn->by_tcp = has_queued(msg);
 		bpf_tail_call(msg, &ud_programs, 0);
 	}
-	conn->in += size;
 	return SK_PASS;
 }
 

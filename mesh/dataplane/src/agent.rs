@@ -97,6 +97,8 @@ pub(crate) struct Agent {
     reloading: Cell<bool>,
     /// Requests that went to Envoy.
     pub(crate) raw: Cell<u64>,
+    /// Of these, the ones of connections whose sockets another program holds.
+    pub(crate) foreign: Cell<u64>,
     /// Responses that the kernel left to the agent.
     pub(crate) relayed: Cell<u64>,
     /// The last error, for `mesh status`.
@@ -324,6 +326,7 @@ async fn start(path: &Path, config: Config, ready: impl FnOnce(&[SocketAddr])) -
         generations: RefCell::default(),
         reloading: Cell::new(false),
         raw: Cell::new(0),
+        foreign: Cell::new(0),
         relayed: Cell::new(0),
         trouble: RefCell::default(),
     });

@@ -162,8 +162,14 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
     });
     agent.clients.borrow_mut().insert(cookie, client.clone());
     let guard = Guard { client: client.clone(), peer };
-    let mut connection =
-        Connection { agent: agent.clone(), client: client.clone(), input: Input::new(read), envoy: None, destination };
+    let mut connection = Connection {
+        agent: agent.clone(),
+        client: client.clone(),
+        input: Input::new(read),
+        envoy: None,
+        destination,
+        is_foreign: conn.foreign != 0,
+    };
     let ending = tokio::select! {
         ending = connection.run() => ending,
         () = client.end.notified() => client.ending.get().unwrap_or(Ending::Reset),
@@ -182,9 +188,7 @@ pub(crate) async fn serve(agent: Rc<Agent>, stream: TcpStream, peer: SocketAddr)
         }
         Ending::Reset => {
             agent.upstreams.kill_of(&agent, cookie);
-            if let Ok(output) = client.output.try_lock() {
-                let _ = SockRef::from(output.as_ref()).set_linger(Some(Duration::ZERO));
-            }
+            connection.input.abort();
         }
     }
     drop(guard);
@@ -212,9 +216,18 @@ struct Connection {
     input: Input,
     envoy: Option<(Rc<Envoy>, Link)>,
     destination: (IpAddr, u16),
+    /// Another program holds the application's socket.
+    is_foreign: bool,
 }
 
 impl Connection {
+    /// A request, or all that follows, goes to Envoy.
+    fn count_raw(&self) {
+        let add = |count: &Cell<u64>, more: bool| count.set(count.get() + u64::from(more));
+        add(&self.agent.raw, true);
+        add(&self.agent.foreign, self.is_foreign);
+    }
+
     async fn run(&mut self) -> Ending {
         loop {
             if self.input.bytes.is_empty() {
@@ -303,7 +316,7 @@ impl Connection {
                 },
             }
         };
-        self.agent.raw.set(self.agent.raw.get() + 1);
+        self.count_raw();
         let Some((envoy, mut link)) = self.envoy().await else {
             return self.answer(&answer::unavailable("Envoy does not listen"), &head).await;
         };
@@ -385,7 +398,7 @@ impl Connection {
 
     /// From here on, all of the connection is Envoy's.
     async fn tunnel(&mut self) -> Option<Ending> {
-        self.agent.raw.set(self.agent.raw.get() + 1);
+        self.count_raw();
         let Some((_envoy, mut link)) = self.envoy().await else { return Some(Ending::Reset) };
         match tunnel(&mut self.input, &self.client, &mut link).await {
             Ok(()) => Some(Ending::Finished),

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::io;
+use std::os::fd::AsRawFd;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use underdeck_mesh_policy::form::HeaderEdits;
 
@@ -36,6 +37,20 @@ impl Input {
             more = self.fill() => !matches!(more, Ok(true)),
             () = std::future::ready(()) => false,
         }
+    }
+
+    /// Waits until the other side has reset the connection, which nobody else sees who does not read.
+    async fn is_reset(&self) {
+        while self.half.ready(Interest::ERROR).await.is_ok_and(|ready| !ready.is_error()) {}
+    }
+
+    /// Ends the connection with a reset. Closing it would not do: tokio shuts the half that writes down before, and until
+    /// the reset comes, that looks like an end in order.
+    pub(crate) fn abort(&self) {
+        let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+        let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+        // SAFETY: one structure, which outlives the call.
+        unsafe { libc::connect(self.half.as_ref().as_raw_fd(), &raw const nowhere, len) };
     }
 
     /// Reads to the end, for nothing.
@@ -119,16 +134,25 @@ pub(crate) async fn exchange(
         };
         relay(input, &mut writer, no_body, edits, before_last).await
     };
-    let (mut request, mut response) = (std::pin::pin!(request), std::pin::pin!(response));
-    let kept = tokio::select! {
+    let mut response = std::pin::pin!(response);
+    // None: all of the request is sent, or the endpoint takes no more of it.
+    let answered = tokio::select! {
         biased;
-        sent = &mut request => {
+        sent = request => {
             if let Err(error @ (Broken::Client | Broken::Request)) = sent {
                 return Err(error);
             }
-            response.await?
+            None
         }
-        done = &mut response => done?,
+        done = &mut response => Some(done?),
+    };
+    let kept = match answered {
+        Some(kept) => kept,
+        None => tokio::select! {
+            biased;
+            done = response => done?,
+            () = from.is_reset() => return Err(Broken::Client),
+        },
     };
     // Answered before the whole question was asked: nobody knows where the next one begins.
     if !is_sent.get() {
@@ -156,7 +180,12 @@ async fn send_request(
         let taken = follow.copy(&from.bytes, &mut first).ok_or(Broken::Request)?;
         from.take(taken);
         client.took(taken);
-        if output.write_all(&first).await.is_err() {
+        let written = tokio::select! {
+            biased;
+            written = output.write_all(&first) => written,
+            () = from.is_reset() => return Err(Broken::Client),
+        };
+        if written.is_err() {
             return Err(Broken::BeforeHead);
         }
         first.clear();

@@ -15,8 +15,20 @@ use crate::agent::Agent;
 use crate::config::Fail;
 
 /// Names of the reasons of `abi/underdeck_mesh.h`, by their numbers.
-pub const REASONS: [&str; abi::UD_REASONS as usize] =
-    ["policy", "long", "syntax", "target", "path", "framing", "connection", "duplicate", "crowded", "busy", "scratch"];
+pub const REASONS: [&str; abi::UD_REASONS as usize] = [
+    "policy",
+    "long",
+    "syntax",
+    "target",
+    "path",
+    "framing",
+    "connection",
+    "duplicate",
+    "crowded",
+    "busy",
+    "scratch",
+    "socket",
+];
 
 /// Everything that the agent counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,10 +137,11 @@ fn of(agent: &Agent) -> Status {
     let current = agent.current();
     let mut by_reason: BTreeMap<String, u64> =
         REASONS.iter().zip(counters.envoy).map(|(name, count)| ((*name).to_owned(), count)).collect();
-    let envoy = agent.raw.get();
+    let (envoy, foreign) = (agent.raw.get(), agent.foreign.get());
     // What the kernel did not even look at.
     let known: u64 = counters.envoy.iter().sum();
-    by_reason.insert("busy".into(), envoy.saturating_sub(known));
+    by_reason.insert("socket".into(), foreign);
+    by_reason.insert("busy".into(), envoy.saturating_sub(known + foreign));
     by_reason.retain(|_, count| *count > 0);
     let rule = |(index, action): (u32, &underdeck_mesh_compiler::Action)| Rule {
         name: action.name.clone(),

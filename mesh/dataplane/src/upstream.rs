@@ -193,10 +193,12 @@ impl Upstreams {
     /// Closes the connection that has the request of a client that is gone.
     pub(crate) fn kill_of(&self, agent: &Rc<Agent>, client: u64) {
         let Some(conn) = agent.kernel.conn(client) else { return };
-        if agent.kernel.upstream(conn.upstream).is_some_and(|upstream| upstream.client == client)
+        if let Some(upstream) = agent.kernel.upstream(conn.upstream)
+            && upstream.client == client
             && let Some(task) = self.tasks.borrow().get(&conn.upstream)
         {
             task.handle.abort();
+            tokio::task::spawn_local(refill(agent.clone(), upstream.endpoint));
         }
     }
 }
@@ -262,7 +264,11 @@ async fn watch(agent: Rc<Agent>, cookie: u64, endpoint: u32, mut link: Link, lea
     }
     drop(guard);
     drop(link);
-    // An endpoint that closes connections at once must not keep the agent busy.
+    refill(agent, endpoint).await;
+}
+
+/// An endpoint that closes connections at once must not keep the agent busy.
+async fn refill(agent: Rc<Agent>, endpoint: u32) {
     tokio::time::sleep(REFILL).await;
     agent.upstreams.fill(&agent, endpoint).await;
 }

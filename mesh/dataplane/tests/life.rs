@@ -6,13 +6,14 @@ mod support;
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
-use support::backend::Backend;
+use support::backend::{Backend, pattern};
 use support::client::Client;
 use support::{Agent, POLICIES, Setup, inside, start};
 use underdeck_lab::wait;
@@ -23,19 +24,21 @@ fn a_reload_under_load_loses_no_request() {
     inside("a_reload_under_load_loses_no_request", |group| {
         let (_backend, agent, service) = start("a_reload_under_load_loses_no_request", group, "127.83.0.1:80");
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let threads: Vec<_> = (0..8)
+        let threads: Vec<_> = (0..12)
             .map(|thread| {
                 let (stop, done) = (stop.clone(), done.clone());
                 std::thread::spawn(move || {
                     let mut client = Client::connect(service);
                     while !stop.load(Ordering::Relaxed) {
-                        match thread % 4 {
+                        match thread % 6 {
                             0 => assert!(client.get("/envoy").text().contains("x-forwarded-proto")),
                             1 => assert_eq!(client.get("/response/a").status, 200),
                             2 => {
                                 let status = client.get("/forbidden").status;
                                 assert!(status == 403 || status == 451, "{status}");
                             }
+                            3 => assert_eq!(client.get("/chunked/200000").matches(200_000), Ok(())),
+                            4 => assert!(client.post("/up", &pattern(100_000)).text().ends_with("body 100000 1")),
                             _ => assert_eq!(client.get("/a").status, 200),
                         }
                         done.fetch_add(1, Ordering::Relaxed);
@@ -118,6 +121,50 @@ fn policies_that_cannot_come_into_force_leave_the_old_ones() {
         }
         std::fs::write(agent.place.path().join("policies.yaml"), POLICIES.replace("403", "418")).expect("ours");
         agent.until("the repaired ones are in force", |status| status.generation >= 2 && status.trouble.is_none());
+        assert_eq!(client.get("/forbidden").status, 418);
+        agent.stop();
+    });
+}
+
+#[test]
+fn policies_that_do_not_compile_or_verify_leave_the_old_ones() {
+    let name = "policies_that_do_not_compile_or_verify_leave_the_old_ones";
+    inside(name, |group| {
+        let place = tempfile::tempdir().expect("a folder");
+        let clang = place.path().join("clang");
+        let path = std::env::var("UNDERDECK_CLANG").unwrap_or_else(|_| "clang-19".into());
+        let be = |before: &str| {
+            let text = format!("#!/bin/sh\n{before}\nexec {path} \"$@\"\n");
+            // Another file in its place: this one may be running.
+            let new = place.path().join("new");
+            std::fs::write(&new, text).expect("ours");
+            std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700)).expect("ours");
+            std::fs::rename(&new, &clang).expect("ours");
+        };
+        be("");
+        // SAFETY: this test has the process for itself, and no other thread looks at variables.
+        unsafe { std::env::set_var("UNDERDECK_CLANG", &clang) };
+        let (_backend, agent, service) = start(name, group, "127.83.0.9:80");
+        let mut client = Client::connect(service);
+        let wild = "echo 'SEC(\"sk_msg\") int wild(struct sk_msg_md *m) { return *(volatile int *)(long)m->size; }' >> policy.bpf.c";
+        let broken = [("echo no such register >&2; exit 1", "clang refuses"), (wild, "the kernel refuses")];
+        for (before, why) in broken {
+            be(before);
+            std::fs::write(agent.place.path().join("policies.yaml"), POLICIES.replace("403", "418")).expect("ours");
+            agent.signal(libc::SIGHUP);
+            let says = |text: &String| text.contains(why);
+            let status = agent.until("the agent says why", |status| status.trouble.as_ref().is_some_and(says));
+            assert_eq!(status.generation, 1);
+            assert_eq!(client.get("/forbidden").status, 403);
+            assert_eq!(client.get("/size/100").matches(100), Ok(()));
+            let gone = wait::until("the Envoy of the policies that failed is gone", Duration::from_secs(60), || {
+                (agent.children().len() == 1).then_some(())
+            });
+            gone.expect("the Envoy of the policies that failed is gone");
+        }
+        be("");
+        agent.signal(libc::SIGHUP);
+        agent.until("the same ones are in force", |status| status.generation >= 2 && status.trouble.is_none());
         assert_eq!(client.get("/forbidden").status, 418);
         agent.stop();
     });

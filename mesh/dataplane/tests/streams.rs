@@ -6,11 +6,12 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::backend::pattern;
+use support::backend::{Backend, pattern};
 use support::client::Client;
-use support::{inside, start};
+use support::{Agent, WAYS, inside, start, start_with};
 use underdeck_lab::wait;
 use underdeck_mesh_dataplane::status::Status;
 
@@ -384,5 +385,76 @@ fn ten_thousand_connections_are_open_at_once() {
         drop(clients);
         agent.until("none is left", |status| status.connections == 0);
         agent.stop();
+    });
+}
+
+/// Memory of the agent that is in use, in bytes.
+fn memory_of(agent: &Agent) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("a process");
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux says it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+/// What waits in the buffers of all sockets of connections to or from these ports, in bytes: `r`eceived and `w`ritten.
+fn memory_of_sockets(ports: [u16; 2]) -> u64 {
+    let filter = ports.map(|port| format!("sport = :{port} or dport = :{port}")).join(" or ");
+    let done = Command::new("ss").args(["-tmnH", &filter]).output().expect("ss runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    let fields = text.split("skmem:(").skip(1).flat_map(|part| part.split(')').next().unwrap_or("").split(','));
+    let number = |field: &str| ["r", "w"].iter().find_map(|name| field.strip_prefix(name)?.parse::<u64>().ok());
+    fields.filter_map(number).sum()
+}
+
+#[test]
+fn a_client_that_pipelines_and_does_not_read_costs_bounded_memory() {
+    const REQUESTS: usize = 2000;
+    const SIZE: usize = 32 << 10;
+    // Of all responses, which are 64 MiB.
+    const MOST: u64 = 16 << 20;
+    let name = "a_client_that_pipelines_and_does_not_read_costs_bounded_memory";
+    inside(name, |group| {
+        for more in WAYS {
+            let backend = Backend::start();
+            let (agent, service) = start_with(name, group, "127.82.0.14:80", backend.address, more);
+            let mut client = Client::connect(service);
+            assert_eq!(client.get("/size/1000").matches(1000), Ok(()));
+            let ports = [client.stream.get_ref().0.local_addr().expect("bound").port(), backend.address.port()];
+            let measure = || [memory_of(&agent), memory_of_sockets(ports)];
+            let before = measure();
+            let mut writer = client.stream.get_ref().0.try_clone().expect("a socket");
+            let writing = std::thread::spawn(move || {
+                for turn in 0..REQUESTS {
+                    // Every tenth one is Envoy's.
+                    let path = if turn % 10 == 9 { "/envoy/size" } else { "/size" };
+                    writer.write_all(get(&format!("{path}/{}", SIZE - turn % 7)).as_bytes()).expect("open");
+                }
+            });
+            // Until nothing moves any more: a second without an answer of the endpoint.
+            let (mut count, mut since) = ((0, 0), Instant::now());
+            let still = wait::until("all of it stands still", Duration::from_secs(120), || {
+                let status = agent.status();
+                let now = (status.requests.kernel, status.requests.agent + status.requests.envoy);
+                if now != count {
+                    (count, since) = (now, Instant::now());
+                }
+                (since.elapsed() > Duration::from_secs(1)).then_some(())
+            });
+            still.expect("all of it stands still");
+            let now = measure();
+            eprintln!("{before:?} then {now:?} bytes of agent and sockets, {count:?} requests; {more:?}");
+            assert!(
+                now.iter().zip(before).all(|(now, before)| *now < before + MOST),
+                "{before:?} then {now:?}; {more}"
+            );
+            for turn in 0..REQUESTS {
+                let response = client.receive(false).unwrap_or_else(|| panic!("no answer {turn}; {more}"));
+                assert_eq!(response.matches(SIZE - turn % 7), Ok(()), "answer {turn}; {more}");
+            }
+            writing.join().expect("all was taken");
+            drop(client);
+            agent.until("no connection is left", |status| status.connections == 0);
+            agent.stop();
+        }
     });
 }

@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use libbpf_rs::{MapCore, MapFlags};
 use underdeck_lab::ports::Port;
 use underdeck_lab::tools::Tool;
 use underdeck_lab::wait;
@@ -23,6 +24,9 @@ use underdeck_mesh_dataplane::status::{Status, ask};
 
 /// The policies of a small shop.
 pub const POLICIES: &str = include_str!("../policies/shop.yaml");
+
+/// Of the configuration: with endpoints whose bytes skip TCP, and with those whose bytes do not.
+pub const WAYS: [&str; 2] = ["", "local_bypass: false"];
 
 const INSIDE: &str = "UNDERDECK_TEST_INSIDE";
 const AGENT: &str = "UNDERDECK_TEST_AGENT";
@@ -157,6 +161,18 @@ impl Agent {
         ask(&self.socket()).expect("the agent answers")
     }
 
+    /// Waits until the pool of the one endpoint is full again and nothing of any client is left; `sockets` are those of an
+    /// agent with a full pool and no client.
+    pub fn is_as_new(&self, sockets: usize) {
+        self.until("no connection is left", |status| status.connections == 0);
+        let same = wait::until("the pool is as it was", Duration::from_secs(60), || {
+            let connections = self.status().upstreams[0].connections;
+            (connections >= 8 && self.sockets() == sockets + connections - 8 && self.active() == 0).then_some(())
+        });
+        let now = (self.sockets(), self.active());
+        same.unwrap_or_else(|error| panic!("{error}: {sockets} sockets, then {now:?}: {:#?}", self.status()));
+    }
+
     /// Waits for something that the agent counts.
     pub fn until(&self, what: &str, is: impl Fn(&Status) -> bool) -> Status {
         let found = wait::until(what, Duration::from_secs(120), || Some(self.status()).filter(|status| is(status)));
@@ -179,6 +195,26 @@ impl Agent {
         out
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How many sockets it has open.
+    pub fn sockets(&self) -> usize {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process").flatten();
+        let is_socket = |path: PathBuf| path.to_string_lossy().starts_with("socket:");
+        files.filter_map(|file| std::fs::read_link(file.path()).ok()).filter(|path| is_socket(path.clone())).count()
+    }
+
+    /// Requests that endpoints have not answered, as the kernel counts them to choose the endpoint with the fewest.
+    pub fn active(&self) -> u64 {
+        let maps = self.objects().into_iter().filter(|(kind, _)| *kind == "map");
+        let mut open = maps.filter_map(|(_, id)| libbpf_rs::MapHandle::from_map_id(id).ok());
+        let map = open.find(|map| map.name() == "ud_active").expect("it has one");
+        let of = |key: u32| map.lookup(&key.to_ne_bytes(), MapFlags::ANY).expect("an array").expect("an array");
+        (0..8).map(|key| u64::from_ne_bytes(of(key).try_into().expect("eight bytes"))).sum()
+    }
+
     /// Its processes.
     pub fn children(&self) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a process").flatten();
@@ -191,6 +227,16 @@ impl Agent {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         // SAFETY: a child that was not waited for.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Stops it in its tracks, until SIGCONT.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stopped = wait::until("it is stopped", Duration::from_secs(60), || {
+            std::fs::read_to_string(&stat).expect("a process").contains(") T ").then_some(())
+        });
+        stopped.expect("it is stopped");
     }
 
     /// SIGTERM, and an end without an error.
@@ -251,18 +297,18 @@ impl Drop for Far {
     }
 }
 
-/// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint.
-pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddr) -> (Agent, SocketAddr) {
+/// Starts an agent that takes connections to `service` over, for the policies of the shop and one endpoint. `more`: of
+/// its configuration.
+pub fn start_with(name: &str, group: &Path, service: &str, endpoint: SocketAddr, more: &str) -> (Agent, SocketAddr) {
     let service: SocketAddr = service.parse().expect("an address");
-    let agent = Agent::start(&Setup {
-        name,
-        group,
-        policies: POLICIES,
-        services: &[service],
-        endpoints: &[("shop.test||", endpoint)],
-        more: "",
-    });
-    (agent, service)
+    let endpoints = [("shop.test||", endpoint)];
+    let setup = Setup { name, group, policies: POLICIES, services: &[service], endpoints: &endpoints, more };
+    (Agent::start(&setup), service)
+}
+
+/// The same with nothing more.
+pub fn start_at(name: &str, group: &Path, service: &str, endpoint: SocketAddr) -> (Agent, SocketAddr) {
+    start_with(name, group, service, endpoint, "")
 }
 
 /// The same with a backend of its own.
