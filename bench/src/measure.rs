@@ -109,15 +109,22 @@ impl Bench {
         &self.client
     }
 
-    /// One run against one side, closed loop.
-    fn run(&self, side: Side, body: Body, connections: usize, window: Duration) -> Result<Run, LabError> {
+    /// One run against one side; `rate` is requests per second, of an open loop.
+    fn run(
+        &self,
+        side: Side,
+        body: Body,
+        connections: usize,
+        rate: Option<f64>,
+        window: Duration,
+    ) -> Result<Run, LabError> {
         let load = Load {
             addr: self.side(side).addr()?,
             connections,
             ask: Ask::Get(targets(body.size, body.backend.sending()).collect()),
             host: HOST.to_owned(),
             expect: Vec::new(),
-            rate: None,
+            rate,
             warmup: WARMUP,
             window,
             place: self.client.clone(),
@@ -131,10 +138,11 @@ impl Bench {
         &self,
         body: Body,
         connections: usize,
+        rate: Option<f64>,
         window: Duration,
         pairs: usize,
     ) -> Result<Vec<Vec<Run>>, LabError> {
-        rounds(pairs, 2, |side| self.run(Side::BOTH[side], body, connections, window))
+        rounds(pairs, 2, |side| self.run(Side::BOTH[side], body, connections, rate, window))
     }
 
     /// Stops everything; what is left behind is an error.

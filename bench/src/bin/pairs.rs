@@ -1,7 +1,11 @@
 //! CPU per request of small bodies, plain and under Underdeck, in interleaved pairs.
 //!
-//! `pairs [--pairs N] [--seconds N] [--limit PERCENT] [SIZE…]`: default 7 pairs of 2 s, `1k` and `16k`. With
+//! `pairs [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]`: default 7 pairs of 2 s, `1k` and `16k`. With
 //! `--limit`, exit code 1 if the median costs more CPU per request than that.
+//!
+//! Without `--rate` the loop is closed, and what limits it may be the clients: then the side that is slower lets them
+//! sleep more often, and pays for waking them up. With `--rate` (requests per second, open loop) both sides do the same
+//! work in the same time.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,17 +22,21 @@ const CONNECTIONS: usize = 64;
 struct Options {
     pairs: usize,
     seconds: f64,
+    rate: Option<f64>,
     limit: Option<f64>,
     sizes: Vec<u64>,
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
-    let mut options = Options { pairs: 7, seconds: 2.0, limit: None, sizes: Vec::new() };
+    let mut options = Options { pairs: 7, seconds: 2.0, rate: None, limit: None, sizes: Vec::new() };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--pairs" => options.pairs = arguments.next()?.parse().ok().filter(|it| *it > 0)?,
             "--seconds" => {
                 options.seconds = arguments.next()?.parse().ok().filter(|it: &f64| (0.01..=600.0).contains(it))?
+            }
+            "--rate" => {
+                options.rate = Some(arguments.next()?.parse().ok().filter(|it: &f64| (1.0..=1e6).contains(it))?)
             }
             "--limit" => options.limit = Some(arguments.next()?.parse().ok()?),
             text => options.sizes.push(size::parse(text)?),
@@ -42,7 +50,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
 
 fn main() -> ExitCode {
     let Some(options) = options(std::env::args().skip(1)) else {
-        eprintln!("usage: pairs [--pairs N] [--seconds N] [--limit PERCENT] [SIZE…]");
+        eprintln!("usage: pairs [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]");
         return ExitCode::from(2);
     };
     match run(&options) {
@@ -60,7 +68,8 @@ fn run(options: &Options) -> Result<bool, LabError> {
     let mut within = true;
     for size in options.sizes.iter().copied() {
         let body = Body { size, backend: Backend::Write };
-        let pairs = bench.pairs(body, CONNECTIONS, Duration::from_secs_f64(options.seconds), options.pairs)?;
+        let window = Duration::from_secs_f64(options.seconds);
+        let pairs = bench.pairs(body, CONNECTIONS, options.rate, window, options.pairs)?;
         let cost = |side: usize| spread(pairs.iter().map(|pair| pair[side].cpu_us_per_request())).unwrap_or_default().0;
         let extra =
             pairs.iter().map(|pair| (pair[1].cpu_us_per_request() / pair[0].cpu_us_per_request() - 1.0) * 100.0);
@@ -97,7 +106,7 @@ mod tests {
     #[test]
     fn sizes_may_have_units_and_nonsense_is_refused() {
         assert_eq!(read("--pairs 3 1k 16k 1m 77").expect("understood").sizes, [1 << 10, 16 << 10, 1 << 20, 77]);
-        for wrong in ["1x", "--pairs", "--pairs 0", "--seconds -1 1k", "--limit x"] {
+        for wrong in ["1x", "--pairs", "--pairs 0", "--seconds -1 1k", "--limit x", "--rate 0", "--rate"] {
             assert!(read(wrong).is_none(), "{wrong}");
         }
     }
