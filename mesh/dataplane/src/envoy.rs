@@ -16,6 +16,10 @@ use crate::policies::Policies;
 
 /// It must listen after this time.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Ports are chosen so many times.
+const TRIES: u32 = 5;
+/// What Envoy says of a port that it does not get.
+const PORT_IS_TAKEN: &str = "Address already in use";
 
 /// Why there is no slow path.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +53,17 @@ pub(crate) struct Envoy {
 impl Envoy {
     /// Starts one for a set of policies.
     pub(crate) async fn start(config: &Config, policies: &Policies) -> Result<Self, EnvoyError> {
+        for _ in 1..TRIES {
+            match Self::start_once(config, policies).await {
+                // Somebody took a port that was free before Envoy did.
+                Err(EnvoyError::Ended(_, log)) if log.contains(PORT_IS_TAKEN) => {}
+                other => return other,
+            }
+        }
+        Self::start_once(config, policies).await
+    }
+
+    async fn start_once(config: &Config, policies: &Policies) -> Result<Self, EnvoyError> {
         let mut held = Vec::new();
         let mut ports = HashMap::new();
         for service in &config.services {

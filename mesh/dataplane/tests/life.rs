@@ -170,6 +170,29 @@ fn policies_that_do_not_compile_or_verify_leave_the_old_ones() {
     });
 }
 
+#[test]
+fn envoy_gets_another_port_if_somebody_took_the_first() {
+    let name = "envoy_gets_another_port_if_somebody_took_the_first";
+    inside(name, |group| {
+        let (_backend, agent, service) = start(name, group, "127.83.0.12:80");
+        let (config, envoy) = (agent.place.path().join("mesh.yaml"), agent.place.path().join("late-envoy"));
+        let text = std::fs::read_to_string(&config).expect("ours");
+        let (_, path) = text.lines().find_map(|line| line.split_once("envoy: ")).expect("the program");
+        // Once for the signal and once for the file that has changed, the agent begins anew by itself.
+        let late = "n=$(cat \"$0.tries\" 2>/dev/null || echo 0); echo $((n + 1)) > \"$0.tries\"\n\
+                    [ $n -ge 3 ] || { echo \"cannot bind: Address already in use\" >&2; exit 1; }";
+        std::fs::write(&envoy, format!("#!/bin/sh\n{late}\nexec {path} \"$@\"\n")).expect("ours");
+        std::fs::set_permissions(&envoy, std::fs::Permissions::from_mode(0o700)).expect("ours");
+        std::fs::write(&config, text.replace(path, &envoy.display().to_string())).expect("ours");
+        agent.signal(libc::SIGHUP);
+        agent.until("it has another Envoy", |status| status.generation >= 2 && status.trouble.is_none());
+        let tries = std::fs::read_to_string(envoy.with_extension("tries")).expect("counted");
+        assert!(tries.trim().parse::<u32>().is_ok_and(|tries| tries >= 4), "{tries}");
+        assert!(Client::connect(service).get("/envoy").text().contains("x-forwarded-proto"));
+        agent.stop();
+    });
+}
+
 /// Whether a program, map or link with this id is in the kernel. None is opened: a program array that is opened and
 /// closed twice, while the kernel is still busy emptying it, is never freed (Linux 6.18).
 fn is_there((kind, id): &(&'static str, u32)) -> bool {
