@@ -164,7 +164,7 @@ struct ud_cluster {
 	ud_u32 weighted; /* Its endpoints have different weights: `due` says which one is next. */
 	ud_u32 endpoint[UD_CLUSTER_ENDPOINTS_MAX];
 	ud_u64 ahead[UD_CLUSTER_ENDPOINTS_MAX]; /* How far one request moves `due`: the less, the greater the weight. */
-	ud_u64 due[UD_CLUSTER_ENDPOINTS_MAX];   /* The least one is next. */
+	ud_u64 due[UD_CLUSTER_ENDPOINTS_MAX];   /* The one that is most behind is next; the sums overflow. */
 };
 
 enum { UD_ROUND_ROBIN, UD_RANDOM, UD_LEAST_REQUEST };

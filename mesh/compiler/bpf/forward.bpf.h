@@ -38,14 +38,15 @@ apart int choose_by_weight(ud_u32 cluster_index)
 {
 	struct ud_cluster *cluster = bpf_map_lookup_elem(&ud_clusters, &cluster_index);
 	ud_u32 i = zero(), first = zero(), endpoint;
-	ud_u64 least = ~0ULL, ahead, *active;
+	ud_u64 least = 0, ahead, *active;
 
 	if (!cluster)
 		return -1;
 	while (i < cluster->count && can_loop) {
 		ud_u64 due = cluster->due[i & (UD_CLUSTER_ENDPOINTS_MAX - 1)];
 
-		if (due < least) {
+		/* The sums overflow: what counts is which one is behind the other. */
+		if (!i || (long long)(due - least) < 0) {
 			least = due;
 			first = i;
 		}

@@ -14,8 +14,11 @@ use crate::config::{Config, Endpoint};
 /// How far one request puts the next turn of the endpoint with the greatest weight off.
 const AHEAD_LEAST: u64 = 1 << 16;
 
-/// The same for small weights beside great ones, so that a sum of many never overflows.
+/// The same for small weights beside great ones, so that with 2¹⁶ requests under way two turns are less than 2⁶³ apart.
 const AHEAD_MOST: u64 = 1 << 40;
+
+/// Where turns begin: the sums overflow soon rather than after months, when nobody would look.
+const FIRST: u64 = 0u64.wrapping_sub(1 << 20);
 
 /// Why a set of policies does not come into force. The one before stays.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +93,7 @@ impl Policies {
         for (at, (number, weight)) in endpoints.iter().enumerate() {
             cluster.endpoint[at] = *number;
             cluster.ahead[at] = (u64::from(greatest) * AHEAD_LEAST / u64::from(*weight).max(1)).min(AHEAD_MOST);
-            cluster.due[at] = cluster.ahead[at];
+            cluster.due[at] = FIRST.wrapping_add(cluster.ahead[at]);
         }
         cluster.balancing = match self.policy.cluster(name).map(|cluster| &cluster.balancing) {
             Some(LoadBalancing::Random) => abi::UD_RANDOM,
