@@ -53,14 +53,14 @@ pub(crate) struct Envoy {
 impl Envoy {
     /// Starts one for a set of policies.
     pub(crate) async fn start(config: &Config, policies: &Policies) -> Result<Self, EnvoyError> {
-        for _ in 1..TRIES {
+        let mut tries = 1;
+        loop {
             match Self::start_once(config, policies).await {
                 // Somebody took a port that was free before Envoy did.
-                Err(EnvoyError::Ended(_, log)) if log.contains(PORT_IS_TAKEN) => {}
+                Err(EnvoyError::Ended(_, log)) if tries < TRIES && log.contains(PORT_IS_TAKEN) => tries += 1,
                 other => return other,
             }
         }
-        Self::start_once(config, policies).await
     }
 
     async fn start_once(config: &Config, policies: &Policies) -> Result<Self, EnvoyError> {
