@@ -54,7 +54,7 @@ pub struct Case {
     pub framing: String,
     /// The command line of the subject.
     pub command: Option<String>,
-    /// GB (10^9 bytes) of payload per second of the subject's CPU, user and system with softirqs that ran in it.
+    /// GB (10^9 bytes) of payload per second of the subject's CPU, see [`Run::cpu`](crate::run::Run::cpu).
     pub gb_per_cpu_s: Option<Figure>,
     /// Microseconds of the subject's CPU per request.
     pub cpu_us_per_request: Option<Figure>,

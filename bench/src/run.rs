@@ -6,6 +6,7 @@ use underdeck_lab::LabError;
 use underdeck_lab::load::{Edge, Load, Measured, Source};
 use underdeck_lab::proc;
 
+use crate::measure::Cpus;
 use crate::subject::{Subject, Used};
 
 /// A subject whose busiest thread was idle for more than this is not the bottleneck.
@@ -16,7 +17,8 @@ pub const SATURATED: f64 = 0.95;
 pub struct Run {
     /// What the load generator saw.
     pub load: Measured,
-    /// CPU time of the subject's processes in the window, user and system, with the softirqs that ran in them.
+    /// CPU time of the subject's processes in the window, user and system, with the softirqs that ran in them and in the
+    /// kernel's own thread for those of the subject's CPU.
     pub cpu: Duration,
     /// Of this: in user mode, in ticks of 10 ms.
     pub user: Duration,
@@ -44,10 +46,13 @@ impl Run {
         let pids = subject.workers();
         pids.iter().copied().for_each(proc::reset_peak);
         let resident: u64 = pids.iter().copied().map(proc::resident).sum();
+        // Nobody else has that CPU: its softirqs are the subject's traffic.
+        let cpus = Cpus::here().proxy;
+        let helpers = if pids.is_empty() || cpus.is_empty() { Vec::new() } else { proc::softirq_threads(&cpus) };
         let (mut before, mut after) = (Used::default(), Used::default());
         let load = load.run(source, |edge| match edge {
-            Edge::Begin => before = subject.used(true),
-            Edge::End => after = subject.used(false),
+            Edge::Begin => before = subject.used(&helpers, true),
+            Edge::End => after = subject.used(&helpers, false),
         })?;
         let peak: u64 = pids.iter().copied().map(proc::resident_peak).sum();
         Ok(Self {

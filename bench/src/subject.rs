@@ -63,12 +63,14 @@ impl Subject {
         }
     }
 
-    /// The engine's counters come first at the beginning and last at the end: reading them takes longest.
-    pub(crate) fn used(&self, beginning: bool) -> Used {
+    /// The engine's counters come first at the beginning and last at the end: reading them takes longest. `helpers` are
+    /// threads of the kernel that work for it alone.
+    pub(crate) fn used(&self, helpers: &[u32], beginning: bool) -> Used {
         let mut used = Used::default();
         if beginning {
             self.counters(&mut used);
         }
+        used.cpu += helpers.iter().copied().map(proc::cpu).sum::<Duration>();
         for pid in self.pids() {
             used.cpu += proc::cpu(pid);
             let (user, system) = proc::user_and_system(pid);

@@ -68,7 +68,7 @@ pub fn point(cases: &[Case]) -> String {
 /// What the columns mean.
 pub const LEGEND: &str = "\
 write, sendfile: how the backend sends the payload (the client, of an upload): like an application, like a server of files.
-GB/CPU s: payload per second of the subject's CPU time (user, system, softirqs that ran in it). against plain, against the
+GB/CPU s: payload per second of the subject's CPU time (user, system, its softirqs). against plain, against the
 relay: ratio of GB/CPU s, median of the pairs with its spread; \"no difference\": the spread is wider than the difference.
 req/s and p99 (ms): closed loop. open p99, p99.9 (ms): open loop at 70 % of plain's req/s, from when a request was due.
 calls/MiB: system calls, counted under strace in a pass of its own. copied: payload bytes copied per request. switches:

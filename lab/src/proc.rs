@@ -71,6 +71,15 @@ pub fn cpu(pid: u32) -> Duration {
     }
 }
 
+/// The kernel's threads that handle softirqs of these CPUs when there are too many for an interrupt (`ksoftirqd/N`). None where
+/// the kernel's threads are not to be seen, in a container for instance.
+pub fn softirq_threads(cpus: &[usize]) -> Vec<u32> {
+    let wanted: Vec<String> = cpus.iter().map(|cpu| format!("ksoftirqd/{cpu}")).collect();
+    // All of them are children of kthreadd.
+    let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    children(2).into_iter().filter(|pid| wanted.iter().any(|it| it == name(pid).trim_end())).collect()
+}
+
 /// How long the busiest thread of a process ran, and how long it was ready and waited for a CPU.
 ///
 /// Both together, over the time that went by, say whether the thread could have done more: 1 is saturated. (Of a thread
@@ -207,6 +216,18 @@ mod tests {
         let (one, all) = (cpu_time(&[0]), cpu_time(&[]));
         assert!(one.all > 0 && one.softirq <= one.all && one.all <= all.all);
         assert_eq!(cpu_time(&[99_999]), CpuTime::default());
+    }
+
+    #[test]
+    fn the_thread_for_softirqs_is_found_where_the_kernels_threads_are_seen() {
+        let names = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if names(2).trim_end() != "kthreadd" {
+            eprintln!("SKIPPED: no threads of the kernel in this PID namespace");
+            return;
+        }
+        let found: Vec<String> = softirq_threads(&[0]).into_iter().map(names).collect();
+        assert_eq!(found, ["ksoftirqd/0\n"]);
+        assert!(softirq_threads(&[99_999]).is_empty());
     }
 
     #[test]
