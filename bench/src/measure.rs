@@ -1,4 +1,4 @@
-//! The demo's subjects: the same nginx plain and under Underdeck, in front of nginx that serves files.
+//! The demo's subjects: the same proxy plain and under Underdeck, in front of nginx that serves files.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use underdeck_lab::files::{Files, targets};
 use underdeck_lab::load::{Ask, HOST, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
-use underdeck_lab::proxy::{Engine, Mode, Nginx, Proxy, Spec, Surroundings};
+use underdeck_lab::proxy::{Engine, Mode, Proxy, Spec, Surroundings};
 
 use crate::run::{Run, rounds};
 use crate::scenario::Backend;
@@ -78,8 +78,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Starts the backend with files of these sizes, nginx with 64 KiB buffers, and the same under Underdeck.
-    pub fn start(sizes: &[u64], engine: Engine) -> Result<Self, LabError> {
+    /// Starts the backend with files of these sizes, a proxy, and the same under Underdeck.
+    pub fn start(proxy: &Spec, sizes: &[u64], engine: Engine) -> Result<Self, LabError> {
         let cpus = Cpus::here();
         let network = own_loopback()?;
         let (client, middle, backend) = match &network {
@@ -87,9 +87,8 @@ impl Bench {
             None => (Place::on(&cpus.others), Place::on(&cpus.proxy), Place::on(&cpus.others)),
         };
         let files = Files::start_at(sizes, &backend)?;
-        let spec = Spec::Nginx(Nginx::large());
         let surroundings = Surroundings { place: middle, descriptors: None, access_log: false };
-        let start = |mode| Proxy::start_at(&spec, &mode, files.addr(), &surroundings).map(Box::new).map(Subject::Proxy);
+        let start = |mode| Proxy::start_at(proxy, &mode, files.addr(), &surroundings).map(Box::new).map(Subject::Proxy);
         let sides = [start(Mode::Plain)?, start(Mode::Underdeck(engine))?];
         Ok(Self { files, sides, client, _network: network })
     }

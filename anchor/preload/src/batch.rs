@@ -107,8 +107,11 @@ fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
     if len > MOST / 2 || !IS_LOOP.get() || socket.aliases > 0 {
         return false;
     }
-    // Half of the room: the kernel counts its own structures as well.
-    let limit = MOST.min(sys::send_room(socket.fd) / 2);
+    if (socket.room as usize) < len {
+        // Half of it: the kernel counts its own structures as well.
+        socket.room = u32::try_from(sys::send_room(socket.fd) / 2).unwrap_or(u32::MAX);
+    }
+    let limit = MOST.min(socket.room as usize);
     if len > limit || !remember(socket.fd) {
         return false;
     }
@@ -339,6 +342,40 @@ mod tests {
             left == 0
         });
         assert_eq!(testing::unread(&client), accepted);
+    }
+
+    #[test]
+    fn the_kernel_takes_whatever_was_accepted_and_is_not_asked_each_time() {
+        let (_client, mut server) = client();
+        let small: c_int = 256 << 10;
+        // SAFETY: one int, as is said.
+        let set = unsafe {
+            libc::setsockopt(server.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw const small).cast(), 4)
+        };
+        assert_eq!(set, 0);
+        let (mut near, mut far, _) = testing::batched(&mut server);
+        let fd = server.as_raw_fd();
+        let of =
+            |what: fn(&mut Socket) -> usize| table::socket(fd).and_then(|cell| cell.with(fd, what)).expect("it is");
+        let (mut buffer, mut sent, mut batches, mut asked) = ([0; 8192], testing::SENT, 0, 0);
+        // The client reads nothing: the kernel's room ends.
+        loop {
+            far.write_all(&testing::body(sent, buffer.len())).expect("sent");
+            sent += buffer.len();
+            testing::until("it has arrived", || testing::unread(&near) >= buffer.len());
+            let n = near.read(&mut buffer).expect("there is more");
+            let before = of(|socket| socket.room as usize);
+            let taken = server.write(&buffer[..n]);
+            asked += usize::from(of(|socket| socket.room as usize) + n != before);
+            batches += of(|socket| usize::from(socket.batch.is_some()));
+            testing::events(testing::set(), 1);
+            assert_eq!(of(|socket| usize::from(socket.batch.is_some())), 0, "{sent}");
+            if taken.ok() != Some(n) {
+                break;
+            }
+        }
+        assert!(batches > 10, "{batches} batches");
+        assert!(asked < batches / 2, "asked {asked} times for {batches} batches");
     }
 
     #[test]

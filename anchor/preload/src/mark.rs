@@ -73,12 +73,20 @@ impl Magic {
 
     pub(crate) fn encode(&self, vpi: Vpi, offset: u64, secret: &Secret) -> [u8; MARK] {
         let mut mark = [0; MARK];
-        mark[..8].copy_from_slice(&self.bytes);
-        mark[8..10].copy_from_slice(&vpi.slot.to_le_bytes());
-        mark[10..12].copy_from_slice(&vpi.generation.to_le_bytes());
-        mark[12..16].copy_from_slice(&(offset as u32).to_le_bytes());
-        mark[16..].copy_from_slice(&tag(secret, offset).to_le_bytes());
+        for (to, word) in mark.chunks_exact_mut(8).zip(self.words(vpi, offset, secret)) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
         mark
+    }
+
+    /// Whether `bytes` are the mark of that offset.
+    pub(crate) fn stands_in(&self, bytes: &[u8; MARK], vpi: Vpi, offset: u64, secret: &Secret) -> bool {
+        self.words(vpi, offset, secret).iter().enumerate().all(|(at, word)| *word == word_of(bytes, at * 8))
+    }
+
+    fn words(&self, vpi: Vpi, offset: u64, secret: &Secret) -> [u64; 3] {
+        let name = u64::from(vpi.slot) | u64::from(vpi.generation) << 16 | offset << 32;
+        [u64::from_le_bytes(self.bytes), name, tag(secret, offset)]
     }
 }
 
@@ -95,12 +103,11 @@ pub(crate) enum Sighting {
 impl Mark {
     /// `bytes` are [`MARK`] bytes that begin with the magic.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
-        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-        let name = word(8);
+        let name = word_of(bytes, 8);
         Self {
             vpi: Vpi { slot: name as u16, generation: (name >> 16) as u16 },
             offset_low: (name >> 32) as u32,
-            tag: word(16),
+            tag: word_of(bytes, 16),
         }
     }
 
@@ -108,6 +115,10 @@ impl Mark {
     pub(crate) fn is_genuine(&self, secret: &Secret, offset: u64) -> bool {
         self.offset_low == offset as u32 && self.tag == tag(secret, offset)
     }
+}
+
+fn word_of(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
 }
 
 /// A keyed tag over the offset: a folded 128-bit product, with both factors secret. Nobody outside the process ever
@@ -121,7 +132,7 @@ fn tag(secret: &Secret, offset: u64) -> u64 {
 }
 
 /// Positions of marks in a segment of `len` bytes, from position `from` on.
-pub(crate) fn positions(from: usize, len: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn positions(from: usize, len: usize) -> impl Iterator<Item = usize> + Clone {
     (from.next_multiple_of(STRIDE)..len.saturating_sub(MARK - 1)).step_by(STRIDE)
 }
 

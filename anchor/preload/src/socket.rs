@@ -71,6 +71,8 @@ pub(crate) struct Socket {
     pub(crate) anchor: Option<Vpi>,
     /// Bytes of the span that its anchor holds behind those that the application was given.
     pub(crate) ahead: u32,
+    /// Bytes that the kernel is sure to take, when it was last asked, less what was accepted since.
+    pub(crate) room: u32,
     pub(crate) link: Option<Link>,
     /// Payload that was accepted and has not left yet.
     pub(crate) batch: Option<Box<Batch>>,
@@ -150,6 +152,7 @@ impl Socket {
             message: anchor::new_message(),
             anchor: None,
             ahead: 0,
+            room: 0,
             link: None,
             batch: None,
             tls: None,
@@ -300,6 +303,7 @@ impl Socket {
     }
 
     pub(crate) fn sent_bytes(&mut self, engine: &Engine, mut bytes: &[u8]) {
+        self.filled(bytes.len());
         let role = self.program_role();
         while !bytes.is_empty() {
             let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
@@ -310,8 +314,14 @@ impl Socket {
         }
     }
 
+    /// `len` bytes were given to the kernel to send, or are about to be.
+    fn filled(&mut self, len: usize) {
+        self.room = self.room.saturating_sub(u32::try_from(len).unwrap_or(u32::MAX));
+    }
+
     /// `len` bytes of payload were sent from where they lay.
     pub(crate) fn skipped_tx(&mut self, engine: &Engine, len: usize) {
+        self.filled(len);
         match self.tx_place(engine) {
             Place::Opaque(left) if left >= len as u64 => self.tx.skip_opaque(len as u64),
             Place::Passed => {}

@@ -14,7 +14,7 @@ use underdeck_bench::scenario::Backend;
 use underdeck_bench::size::show;
 use underdeck_bench::verify::verify;
 use underdeck_lab::client::Front;
-use underdeck_lab::proxy::Engine;
+use underdeck_lab::proxy::{Engine, Nginx, Spec};
 use underdeck_lab::tools;
 
 /// With a backend that sends files, because one that writes has less to give than nginx can take from one CPU; 1 MiB with
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
 fn demo(options: &Options) -> Verdict {
     let mut sizes = BODIES.map(|body| body.size).to_vec();
     sizes.dedup();
-    let bench = Bench::start(&sizes, Engine::here()?)?;
+    let bench = Bench::start(&Spec::Nginx(Nginx::large()), &sizes, Engine::here()?)?;
     eprintln!(
         "nginx with 16 buffers of 64 KiB, one worker on a CPU of its own, clients and backend on another; {CONNECTIONS} \
          connections;\n{} interleaved pairs of {:.1} s per size. First every response of a verification pass is \

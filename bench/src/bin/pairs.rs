@@ -1,7 +1,7 @@
 //! CPU per request of small bodies, plain and under Underdeck, in interleaved pairs.
 //!
-//! `pairs [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]`: default 7 pairs of 2 s, `1k` and `16k`. With
-//! `--limit`, exit code 1 if the median costs more CPU per request than that.
+//! `pairs [--proxy NAME] [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]`: default `nginx-64k`, 7 pairs of 2 s, `1k`
+//! and `16k`. With `--limit`, exit code 1 if the median costs more CPU per request than that.
 //!
 //! Without `--rate` the loop is closed, and what limits it may be the clients: then the side that is slower lets them
 //! sleep more often, and pays for waking them up. With `--rate` (requests per second, open loop) both sides do the same
@@ -10,9 +10,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use underdeck_bench::measure::{Bench, Body};
 use underdeck_bench::run::spread;
-use underdeck_bench::scenario::Backend;
+use underdeck_bench::scenario::{Backend, ProxyKind};
 use underdeck_bench::size;
 use underdeck_lab::LabError;
 use underdeck_lab::proxy::Engine;
@@ -20,6 +21,7 @@ use underdeck_lab::proxy::Engine;
 const CONNECTIONS: usize = 64;
 
 struct Options {
+    proxy: ProxyKind,
     pairs: usize,
     seconds: f64,
     rate: Option<f64>,
@@ -28,9 +30,11 @@ struct Options {
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
-    let mut options = Options { pairs: 7, seconds: 2.0, rate: None, limit: None, sizes: Vec::new() };
+    let mut options =
+        Options { proxy: ProxyKind::Nginx64k, pairs: 7, seconds: 2.0, rate: None, limit: None, sizes: Vec::new() };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
+            "--proxy" => options.proxy = ProxyKind::from_str(&arguments.next()?, false).ok()?,
             "--pairs" => options.pairs = arguments.next()?.parse().ok().filter(|it| *it > 0)?,
             "--seconds" => {
                 options.seconds = arguments.next()?.parse().ok().filter(|it: &f64| (0.01..=600.0).contains(it))?
@@ -50,7 +54,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
 
 fn main() -> ExitCode {
     let Some(options) = options(std::env::args().skip(1)) else {
-        eprintln!("usage: pairs [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]");
+        eprintln!("usage: pairs [--proxy NAME] [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]");
         return ExitCode::from(2);
     };
     match run(&options) {
@@ -64,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<bool, LabError> {
-    let bench = Bench::start(&options.sizes, Engine::here()?)?;
+    let bench = Bench::start(&options.proxy.spec(false), &options.sizes, Engine::here()?)?;
     let mut within = true;
     for size in options.sizes.iter().copied() {
         let body = Body { size, backend: Backend::Write };
@@ -106,7 +110,18 @@ mod tests {
     #[test]
     fn sizes_may_have_units_and_nonsense_is_refused() {
         assert_eq!(read("--pairs 3 1k 16k 1m 77").expect("understood").sizes, [1 << 10, 16 << 10, 1 << 20, 77]);
-        for wrong in ["1x", "--pairs", "--pairs 0", "--seconds -1 1k", "--limit x", "--rate 0", "--rate"] {
+        assert_eq!(read("--proxy envoy").expect("understood").proxy, ProxyKind::Envoy);
+        for wrong in [
+            "1x",
+            "--proxy squid",
+            "--proxy",
+            "--pairs",
+            "--pairs 0",
+            "--seconds -1 1k",
+            "--limit x",
+            "--rate 0",
+            "--rate",
+        ] {
             assert!(read(wrong).is_none(), "{wrong}");
         }
     }
