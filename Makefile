@@ -3,8 +3,9 @@ CARGO ?= cargo
 
 .PHONY: demo demo-handoff demo-mesh test build setup bench bench-quick bench-pairs clean
 
-# What is missing on a fresh Debian 12: compilers for the protocol programs, libraries of the kernel check.
-PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl python3-requests
+# What is missing on a fresh Debian 12: compilers for the protocol programs, libraries of the kernel check, and nodejs, whose
+# HTTP parser (llhttp) the protocol programs are compared with.
+PACKAGES := clang-19 libclang1-19 libelf-dev zlib1g-dev pkg-config gcc make procps iproute2 ethtool strace valgrind curl openssl python3-requests nodejs
 
 setup:
 	@missing=; for package in $(PACKAGES); do \
@@ -45,6 +46,7 @@ bench-pairs: build
 test: build
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=/none/libFuzzer.a $(CARGO) check --locked --manifest-path protocols/fuzz/Cargo.toml --target-dir target
 	$(CARGO) test --workspace --exclude underdeck-tests --exclude underdeck-protocols --exclude underdeck-anchor
 	$(CARGO) test -p underdeck-anchor
 	$(CARGO) test -p underdeck-protocols --features kernel

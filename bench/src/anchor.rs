@@ -82,7 +82,8 @@ fn at(stage: &Stage, point: &Point, plan: &Plan) -> Result<Vec<Case>, LabError> 
             }
             false => None,
         };
-        let rows = Rows { closed: &closed, open: &open, index, plain, relay: mode(Mode::Relay) };
+        let (splice, relay) = (mode(Mode::Splice), mode(Mode::Relay));
+        let rows = Rows { closed: &closed, open: &open, index, plain, splice, relay };
         let command = commands.iter().find(|(mode, _)| mode == mode_of_case).map(|(_, line)| line.clone());
         cases.push(rows.case(point, *mode_of_case, rate, calls, command));
     }
@@ -95,6 +96,7 @@ struct Rows<'a> {
     open: &'a [Vec<Run>],
     index: usize,
     plain: Option<usize>,
+    splice: Option<usize>,
     relay: Option<usize>,
 }
 
@@ -132,12 +134,12 @@ impl Rows<'_> {
             Mode::Relay => self.figure(|_| 0.0),
             Mode::Splice | Mode::Direct => None,
         };
-        let extra = self.plain.filter(|plain| *plain != self.index && !nobody).and_then(|plain| {
-            let percent = |round: &Vec<Run>| {
-                (round[self.index].cpu_us_per_request() / round[plain].cpu_us_per_request() - 1.0) * 100.0
-            };
-            Figure::of(self.closed.iter().map(percent))
-        });
+        // Percent more than plain's, round by round.
+        let more = |of: &dyn Fn(&Run) -> f64| {
+            let plain = self.plain.filter(|plain| *plain != self.index && !nobody)?;
+            Figure::of(self.closed.iter().map(|round| (of(&round[self.index]) / of(&round[plain]) - 1.0) * 100.0))
+        };
+        let p99 = more(&|run| run.load.latency_ms(0.99));
         let runs = self.closed.iter().chain(self.open).map(|round| &round[self.index]);
         let (resets, errors) = runs.fold((0, 0), |(resets, errors), run| {
             (resets + run.resets, errors + run.load.bad_status + run.load.failed)
@@ -173,7 +175,9 @@ impl Rows<'_> {
             memory_per_connection_bytes: own(&|run| run.memory as f64 / point.connections as f64),
             ratio_to_plain: self.ratio(self.plain).filter(|_| !nobody),
             ratio_to_relay: self.ratio(self.relay).filter(|_| !nobody),
-            extra_cpu_percent: extra,
+            ratio_to_splice: self.ratio(self.splice).filter(|_| !nobody),
+            closed_p99_below_percent: p99.map(|it| Figure { median: -it.median, min: -it.max, max: -it.min }),
+            extra_cpu_percent: more(&Run::cpu_us_per_request),
             resets,
             errors,
         }

@@ -40,7 +40,7 @@ pub struct Case {
     pub bytes_anchored: u64,
     /// Responses of the verification passes that differed from the file.
     pub mismatches: u64,
-    /// How busy the proxy's core was: the median of the runs. Not in the JSON, whose schema is fixed.
+    /// How busy the proxy's core was: the median of the runs. Only in the table.
     #[serde(skip)]
     pub saturation: f64,
 }

@@ -96,6 +96,10 @@ pub struct Case {
     pub ratio_to_plain: Option<Ratio>,
     /// GB per CPU second against the bare splice relay, paired.
     pub ratio_to_relay: Option<Ratio>,
+    /// GB per CPU second against HAProxy's own splicing, paired.
+    pub ratio_to_splice: Option<Ratio>,
+    /// Percent by which the 99th percentile of the closed loop is below the plain proxy's, paired.
+    pub closed_p99_below_percent: Option<Figure>,
     /// CPU per request against the plain proxy, paired, in percent more (negative: less).
     pub extra_cpu_percent: Option<Figure>,
     /// Connections that the engine reset, all runs: must be 0.

@@ -175,12 +175,10 @@ fn with_both(points: Vec<Point>) -> Vec<Point> {
 pub enum Profile {
     /// Everything: bodies from 1 KiB to 4 MiB by powers of two, 1 to 256 connections, all networks. Some hours.
     Full,
-    /// The cases that the bars of the project and the paper's tables are about, closed loop. A quarter of an hour.
+    /// The cases that the bars of the project and the paper's tables are about, closed loop. 20 minutes.
     Bars,
-    /// A look at each axis, within 4 minutes.
+    /// A look at each axis, within 4 minutes; a test runs it.
     Quick,
-    /// Three cases, seconds: does the instrument work at all?
-    Smoke,
 }
 
 impl Profile {
@@ -190,7 +188,6 @@ impl Profile {
             Self::Full => with_both(full()),
             Self::Bars => bars(),
             Self::Quick => quick(),
-            Self::Smoke => with_both([16 * KIB, MIB].map(|body| Point::new(ProxyKind::Nginx64k, body)).to_vec()),
         };
         points.sort_unstable();
         points.dedup();
@@ -234,6 +231,10 @@ fn bars() -> Vec<Point> {
     for proxy in [ProxyKind::Nginx, ProxyKind::Nginx64k, ProxyKind::Haproxy] {
         points.extend([1, 8, 256].map(|connections| Point { connections, ..Point::new(proxy, MIB) }));
     }
+    // And over the size of bodies.
+    for proxy in [ProxyKind::Nginx, ProxyKind::Haproxy] {
+        points.extend((10..=22).map(|power| Point::new(proxy, 1 << power)));
+    }
     points
 }
 
@@ -271,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_profile_has_both_backends_where_it_matters() {
-        for profile in [Profile::Full, Profile::Bars, Profile::Quick, Profile::Smoke] {
+        for profile in [Profile::Full, Profile::Bars, Profile::Quick] {
             let points = profile.points();
             for at in points.iter().filter(|at| at.network == Net::Loopback && at.body == MIB && at.connections == 64) {
                 let of = |backend| points.contains(&Point { backend, ..*at });
@@ -284,8 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn the_bars_profile_has_every_number_of_connections_of_the_paper() {
+    fn the_bars_profile_has_the_axes_of_the_papers_tables() {
         let points = Profile::Bars.points();
+        for proxy in [ProxyKind::Nginx, ProxyKind::Haproxy] {
+            assert!((10..=22).all(|power| points.contains(&Point::new(proxy, 1 << power))), "{proxy:?}");
+        }
         for proxy in [ProxyKind::Nginx, ProxyKind::Nginx64k, ProxyKind::Haproxy] {
             for connections in [1, 8, 64, 256] {
                 assert!(points.contains(&Point { connections, ..Point::new(proxy, MIB) }), "{proxy:?} {connections}");

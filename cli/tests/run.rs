@@ -180,6 +180,10 @@ fn static_and_go_programs_are_refused() {
     if installed("gcc") {
         sh("gcc -static -o static a.c", place.path());
         refused(&place.path().join("static"), "statically linked");
+        // What Go's linker leaves, in a program that is not Go's: there need not be a compiler for it here.
+        std::fs::write(place.path().join("note"), b"Go").expect("ours");
+        sh("gcc -o plain a.c && objcopy --add-section .note.go.buildid=note plain marked", place.path());
+        refused(&place.path().join("marked"), "a Go program");
     }
     if installed("go") {
         std::fs::write(place.path().join("a.go"), "package main\nfunc main() {}\n").expect("ours");

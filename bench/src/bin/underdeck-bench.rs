@@ -35,7 +35,7 @@ enum Engine {
 /// The proxy has CPU 0, clients and backend have CPU 1. Needs root for veth networks and for strace.
 #[derive(Debug, Args)]
 struct Anchor {
-    /// What to measure: full (hours), bars (a quarter of an hour), quick (4 minutes) or smoke (seconds)
+    /// What to measure: full (hours), bars (20 minutes) or quick (4 minutes)
     #[arg(long, value_enum, default_value = "full")]
     profile: Profile,
     /// The same as `--profile quick`: a look at each axis, within 4 minutes
@@ -140,7 +140,6 @@ impl Anchor {
             Profile::Full => (5, 1000, 300, Vec::new()),
             Profile::Bars => (5, 600, 200, Vec::new()),
             Profile::Quick => (5, 200, 80, vec![256 << 10]),
-            Profile::Smoke => (3, 300, 100, vec![1 << 20]),
         };
         // No bar is about what these would say, and they would take as long again.
         let all_figures = profile != Profile::Bars;

@@ -190,4 +190,40 @@ mod tests {
             assert_eq!(waiting.join().expect("no panic").as_deref(), Some(&b"HTTP/"[..]));
         });
     }
+
+    /// In a process of its own: a panic ends the engine.
+    fn panics() {
+        let pair = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+            let near = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+            (near, listener.accept().expect("accepted").0)
+        };
+        let ((broken, mut peer), (mut other, mut far)) = (pair(), pair());
+        let fd = broken.as_raw_fd();
+        let cell = crate::table::socket(fd).expect("it is followed");
+        assert_eq!(super::on(cell, fd, |_, _| panic!("a fault")), Some(-1));
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ECONNRESET));
+        assert!(peer.read(&mut [0; 1]).is_err(), "no orderly end: nobody knows what was moved");
+        let engine = crate::engine::running().expect("it runs");
+        assert!(!engine.is_on(), "nothing is anchored any more");
+        // Others go on.
+        far.write_all(b"bytes").expect("sent");
+        let mut bytes = [0; 5];
+        other.read_exact(&mut bytes).expect("received");
+        assert_eq!(&bytes, b"bytes");
+        println!("it lives");
+    }
+
+    #[test]
+    fn a_panic_ends_its_connection_and_the_engine_but_nothing_else() {
+        const INSIDE: &str = "UNDERDECK_TEST_PANICS";
+        if std::env::var_os(INSIDE).is_some() {
+            return panics();
+        }
+        let this = std::env::current_exe().expect("a path");
+        let name = "hooks::tests::a_panic_ends_its_connection_and_the_engine_but_nothing_else";
+        let done = std::process::Command::new(this).args([name, "--exact", "--nocapture"]).env(INSIDE, "1").output();
+        let said = String::from_utf8_lossy(&done.expect("it runs").stdout).into_owned();
+        assert!(said.contains("it lives"), "{said}");
+    }
 }

@@ -9,8 +9,9 @@ use crate::library;
 use crate::program::{Program, find};
 use crate::size;
 
-/// Slots that the engine wants for a pipe. On an ordinary network a slot holds one received piece, about 1448 bytes.
-const PIPE_SLOTS: u64 = 256;
+/// Slots of a pipe as the engine makes it, and after it was full once. On an ordinary network a slot holds one received
+/// piece, about 1448 bytes.
+const PIPE_SLOTS: [u64; 2] = [64, 256];
 /// The oldest kernel that Underdeck is made for: that of Debian 12.
 const KERNEL: (u32, u32) = (6, 1);
 /// Descriptors below which a proxy with anchors soon has none left: each message under way holds a pipe, which is two.
@@ -109,12 +110,17 @@ fn pages_soft(env: &Env<'_>, above_limits: bool) -> Finding {
     if pages == 0 {
         return Finding::ok(ID, "0: no limit on the pipes of a user");
     }
-    let bodies = pages / PIPE_SLOTS;
-    let found = format!("{pages} pages: {bodies} pipes of {PIPE_SLOTS} slots for all processes of an ordinary user");
+    let [small, large] = PIPE_SLOTS;
+    let (most, least) = (pages / small, pages / large);
+    let found = format!(
+        "{pages} pages: {most} pipes of {small} slots, or {least} of {large}, for all processes of an ordinary user"
+    );
     if above_limits {
         return Finding::ok(ID, format!("{found} (you have CAP_SYS_RESOURCE or CAP_SYS_ADMIN: no limit for you)"));
     }
-    let cost = format!("at most about {bodies} bodies are anchored at once; the rest is copied (reason no-pipe)");
+    let cost = format!(
+        "at most {least} to {most} bodies are anchored at once; the rest is copied (reasons no-pipe, pipe-full)"
+    );
     Finding::warn(ID, found, &cost, REPAIR)
 }
 
@@ -135,7 +141,7 @@ fn pages_hard(env: &Env<'_>, above_limits: bool) -> Option<Finding> {
 
 fn pipe_max_size(env: &Env<'_>, above_limits: bool) -> Finding {
     const ID: &str = "pipes.max-size";
-    let wanted = PIPE_SLOTS * rustix::param::page_size() as u64;
+    let wanted = PIPE_SLOTS[1] * rustix::param::page_size() as u64;
     match sysctl(env, "fs/pipe-max-size") {
         Some(bytes) if bytes >= wanted || above_limits => Finding::ok(ID, size::show(bytes)),
         Some(bytes) => Finding::warn(
