@@ -14,7 +14,8 @@ fn the_quick_run_visits_every_axis_and_leaves_a_table_json_and_plots() {
     let folder = tempfile::tempdir().expect("a directory");
     let (json, svg) = (folder.path().join("anchor.json"), folder.path().join("sub/anchor.svg"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_underdeck-bench"));
-    command.args(["anchor", "--quick"]).arg("--json").arg(&json).arg("--svg").arg(&svg);
+    // Fewer rounds than a person would want.
+    command.args(["anchor", "--quick", "--pairs", "2"]).arg("--json").arg(&json).arg("--svg").arg(&svg);
     let done = command.output().expect("it runs");
     let (table, said) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{said}\n{table}");
