@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use underdeck_lab::behaviour::{Behaviour, Delimit, End};
 use underdeck_lab::client::{Connection, Expect, Leave, Pace, Request, Upload};
-use underdeck_lab::engine as counters;
+use underdeck_lab::engine::{self as counters, Role};
 use underdeck_lab::process::Process;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
 use underdeck_lab::twin::{Exchange, Step, judge, observe};
 use underdeck_lab::{proc, wait};
 use underdeck_tests::matrix::{Lane, SETTLE, compare, engine};
+use underdeck_tests::payload::Must;
 
 const MIB: u64 = 1 << 20;
+const ANCHOR: &[Must] = &[Must::Anchor(Role::Connected)];
 
 fn specs() -> [(&'static str, Spec); 5] {
     [
@@ -54,14 +56,10 @@ fn still_works(lane: &Lane, name: &str) {
     assert_eq!(judge(&exchange, &it), Vec::<String>::new(), "{name}");
 }
 
-/// Counters settle, nothing panicked, and the engine reset no connection: what broke was broken by the peers.
-fn settled(lane: &Lane, name: &str) {
-    if !lane.has_engine() {
-        return;
-    }
-    let it = counters::settled(&lane.proxy, SETTLE).unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(it.panics, 0, "{name}: panics");
-    assert_eq!(it.resets, 0, "{name}: resets");
+/// Counters settle, nothing panicked, and the engine reset no connection: what broke was broken by the peers. It did
+/// what it must.
+fn settled(lane: &Lane, name: &str, musts: &[Must]) {
+    assert_eq!(lane.check_counters(musts), Vec::<String>::new(), "{name}");
 }
 
 /// Runs broken exchanges in rounds: from the second round on the number of descriptors must not grow.
@@ -72,7 +70,7 @@ fn rounds(name: &str, spec: &Spec, make: impl Fn(usize) -> Vec<Exchange>) {
         let exchanges = make(round);
         assert_eq!(send_all(&lane, &exchanges), Vec::<String>::new(), "{name}");
         still_works(&lane, &format!("{name}-{round}"));
-        settled(&lane, name);
+        settled(&lane, name, ANCHOR);
         after.push(descriptors(&lane));
     }
     // Connections that are about to be closed and idle ones to the backend: a few more or less.
@@ -169,7 +167,7 @@ fn a_client_leaves_and_the_cache_has_all_of_the_body() {
             let body = client.receive(&request, expect).expect("received").body;
             assert_eq!((body.len, body.first_wrong), (BODY, None), "{}, left after {left_after}", lane.name);
             assert_eq!(lane.backend.seen(&id).len(), 1, "{}, left after {left_after}: asked again", lane.name);
-            settled(&lane, &lane.name);
+            settled(&lane, &lane.name, ANCHOR);
             lane.stop().expect("nothing is left");
         }
     }
@@ -192,7 +190,7 @@ fn client_reads_ten_kilobytes_per_second() {
             (0..8).map(|i| slow(i, if i % 2 == 0 { Delimit::Length } else { Delimit::Chunked(20_000) })).collect();
         assert_eq!(send_all(&lane, &all), Vec::<String>::new(), "{name}");
         still_works(&lane, name);
-        settled(&lane, name);
+        settled(&lane, name, ANCHOR);
         if let Some(it) = counters::snapshot(&lane.proxy) {
             let limit = 3 * MIB * all.len() as u64;
             assert!(it.bytes_held_max <= limit, "{name}: {} bytes were held, limit {limit}", it.bytes_held_max);
@@ -237,7 +235,7 @@ fn descriptors_run_out() {
         };
         wait::until(format!("{name} serves again"), SETTLE, again).expect("it recovers");
         still_works(&lane, name);
-        settled(&lane, name);
+        settled(&lane, name, ANCHOR);
         lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
@@ -273,7 +271,7 @@ fn pipes_run_out() {
         }
         assert_eq!(wrong, Vec::<String>::new(), "{name}");
         for lane in lanes {
-            settled(&lane, name);
+            settled(&lane, name, &[]);
             lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
