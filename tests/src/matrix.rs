@@ -110,6 +110,15 @@ impl Lane {
         wrong.into_iter().map(|what| format!("{}: {what}", self.name)).collect()
     }
 
+    /// What is wrong where HAProxy is to splice by itself: that it says it did not.
+    pub fn check_own_splicing(&self) -> Option<String> {
+        match self.proxy.spliced() {
+            Ok(Some(0)) => Some(format!("{}: HAProxy was to splice by itself and did not", self.name)),
+            Ok(_) => None,
+            Err(error) => Some(format!("{}: {error}", self.name)),
+        }
+    }
+
     /// The engine's counters in words; nothing where it is not inside.
     fn figures(&self) -> String {
         engine::snapshot(&self.proxy).map_or_else(String::new, |it| format!("\n  {}: {}", self.name, tell(&it)))
@@ -140,6 +149,7 @@ pub fn run(label: &str, spec: &Spec, exchanges: &[Exchange], musts: &[Must]) {
         // Of some exchanges only, nothing follows for the whole.
         wrong.extend(lane.check_counters(if only.is_empty() { musts } else { &[] }));
         figures += &lane.figures();
+        wrong.extend(lane.check_own_splicing());
         if !wrong.is_empty() {
             wrong.push(format!("{} error log: {}", lane.name, lane.proxy.error_log()));
         }

@@ -26,6 +26,9 @@ use Role::{Accepted, Connected};
 pub const RESPONSES: &[Must] = &[Forward(Connected, 50)];
 /// And those of requests.
 pub const BOTH_WAYS: &[Must] = &[Forward(Connected, 50), Forward(Accepted, 50)];
+/// HAProxy splices by itself what its reads have not taken.
+pub const BESIDE_OWN_SPLICING: &[Must] =
+    &[Forward(Connected, 10), Forward(Accepted, 10), CopyFor(Connected, Reason::CallFlags)];
 /// Bodies of requests go to files first, as nginx has it by default: that is learnt, and they are copied.
 pub const UPLOADS_TO_FILES: &[Must] =
     &[Forward(Connected, 50), Materialise(Accepted, Reason::ExitFile), CopyFor(Accepted, Reason::RouteLearnt)];
@@ -95,6 +98,7 @@ mod tests {
         let all = [
             RESPONSES,
             BOTH_WAYS,
+            BESIDE_OWN_SPLICING,
             UPLOADS_TO_FILES,
             LARGER_THAN_BUFFERS,
             SPOOLED,

@@ -1,9 +1,10 @@
-//! HAProxy: the matrix, with and without its own splicing, one and two threads.
+//! HAProxy: the matrix, with and without its own splicing, one and two threads. With `option splice-auto` alone it was
+//! seen not to splice at all.
 
 use underdeck_lab::proxy::{Haproxy, Spec};
 use underdeck_tests::cases;
 use underdeck_tests::matrix::run;
-use underdeck_tests::payload::{BOTH_WAYS, RETIRED};
+use underdeck_tests::payload::{BESIDE_OWN_SPLICING, BOTH_WAYS, RETIRED};
 
 #[test]
 fn whole_matrix() {
@@ -23,14 +24,14 @@ fn two_threads() {
 
 #[test]
 fn own_splicing() {
-    let spec = Spec::Haproxy(Haproxy { splice: true, ..Haproxy::default() });
-    run("haproxy, splice-auto", &spec, &[cases::selected(), cases::slow_clients()].concat(), BOTH_WAYS);
+    let spec = Spec::Haproxy(Haproxy { splice: true, splice_always: true, ..Haproxy::default() });
+    run("haproxy, own splicing", &spec, &[cases::selected(), cases::slow_clients()].concat(), BESIDE_OWN_SPLICING);
 }
 
 #[test]
 fn own_splicing_two_threads() {
-    let spec = Spec::Haproxy(Haproxy { splice: true, threads: 2, ..Haproxy::default() });
-    run("haproxy, splice-auto, 2 threads", &spec, &cases::selected(), BOTH_WAYS);
+    let spec = Spec::Haproxy(Haproxy { splice: true, splice_always: true, threads: 2, ..Haproxy::default() });
+    run("haproxy, own splicing, 2 threads", &spec, &cases::selected(), BESIDE_OWN_SPLICING);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn lanes() -> Vec<Lane> {
         Spec::Nginx(unbuffered),
         Spec::Nginx(Nginx { temp_files: true, ..Nginx::default() }),
         Spec::Nginx(Nginx { tls: true, ..Nginx::large() }),
-        Spec::Haproxy(Haproxy { splice: true, ..Haproxy::default() }),
+        Spec::Haproxy(Haproxy { splice: true, splice_always: true, timeout_s: 15, ..Haproxy::default() }),
         Spec::Envoy(Envoy { workers: 2 }),
     ];
     let only = std::env::var("UNDERDECK_SOAK_ONLY").unwrap_or_default();
@@ -135,7 +135,8 @@ fn soak() {
         } else {
             &[Must::Forward(Role::Connected, 1)]
         });
-        wrong.extend(found.into_iter().map(|it| format!("{}: {it}", lane.proxy.process().name())));
+        let found = found.into_iter().chain(lane.check_own_splicing());
+        wrong.extend(found.map(|it| format!("{}: {it}", lane.proxy.process().name())));
     }
     for lane in lanes {
         if let Err(error) = lane.stop() {
