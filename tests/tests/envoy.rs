@@ -7,11 +7,11 @@ use underdeck_tests::payload::BOTH_WAYS;
 
 #[test]
 fn whole_matrix() {
-    run("envoy", &Spec::Envoy(Envoy { workers: 1 }), &cases::all(), BOTH_WAYS);
+    run("envoy", &Spec::Envoy(Envoy::default()), &cases::all(), BOTH_WAYS);
 }
 
 #[test]
 fn two_workers() {
     let exchanges = [cases::selected(), cases::huge()].concat();
-    run("envoy, 2 workers", &Spec::Envoy(Envoy { workers: 2 }), &exchanges, BOTH_WAYS);
+    run("envoy, 2 workers", &Spec::Envoy(Envoy { workers: 2, ..Envoy::default() }), &exchanges, BOTH_WAYS);
 }
