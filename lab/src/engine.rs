@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use underdeck_stats::{ReadError, Snapshot};
+use underdeck_stats::ReadError;
+pub use underdeck_stats::{Reason, Role, RoleSnapshot, Snapshot};
 
 use crate::proxy::Proxy;
 use crate::{LabError, wait};

@@ -1,6 +1,7 @@
 //! End-to-end tests: real proxies, plain and under the engine, must be indistinguishable.
 //!
-//! [`cases`] is the table of exchanges, [`matrix`] sends them through twins. The tests themselves are in `tests/`.
+//! [`cases`] is the table of exchanges, [`matrix`] sends them through twins, [`payload`] says what
+//! the engine must have done with them. The tests themselves are in `tests/`.
 //!
 //! They need what `lab/setup.sh` installs and the library of a release build (`UNDERDECK_LIB` names another one).
 //! `UNDERDECK_TEST_LIB=none` runs plain twins against each other: it shows that the harness itself is silent on
@@ -9,4 +10,5 @@
 pub mod cases;
 pub mod download;
 pub mod matrix;
+pub mod payload;
 pub mod soak;

@@ -9,6 +9,8 @@ use underdeck_lab::proxy::{Engine, Mode, Proxy, Spec};
 use underdeck_lab::twin::{Exchange, Observation, Side, differences, judge, observe};
 use underdeck_lab::{LabError, proc, tools};
 
+use crate::payload::{Must, tell};
+
 /// Orphaned anchors may live for 5 s; counters must have settled by then.
 pub const SETTLE: Duration = Duration::from_secs(40);
 const SHOWN: usize = 12;
@@ -24,7 +26,7 @@ pub struct Lane {
     pub backend: Backend,
     /// Where clients connect.
     pub front: Front,
-    engine: bool,
+    engine: Option<Engine>,
 }
 
 /// The engine as the tests run it; None with `UNDERDECK_TEST_LIB=none`.
@@ -49,12 +51,11 @@ impl Lane {
         descriptors: Option<u64>,
     ) -> Result<Self, LabError> {
         let backend = Backend::start()?;
-        let with_engine = engine.is_some();
-        let mode = engine.map_or(Mode::Plain, Mode::Underdeck);
+        let mode = engine.clone().map_or(Mode::Plain, Mode::Underdeck);
         let proxy = Proxy::start_with(spec, &mode, backend.addr(), &[], descriptors)?;
         let front = proxy.front()?;
-        let lane = Self { name: name.to_owned(), proxy, backend, front, engine: with_engine };
-        if with_engine {
+        let lane = Self { name: name.to_owned(), proxy, backend, front, engine };
+        if lane.has_engine() {
             lane.assert_engine_inside();
         }
         Ok(lane)
@@ -83,7 +84,7 @@ impl Lane {
 
     /// Whether the library is preloaded.
     pub fn has_engine(&self) -> bool {
-        self.engine
+        self.engine.is_some()
     }
 
     fn assert_engine_inside(&self) {
@@ -93,22 +94,34 @@ impl Lane {
         }
     }
 
-    /// What the engine's counters must say when nobody is connected: no reset, no panic, nothing held.
-    ///
-    /// Returns payload bytes anchored and copied.
-    pub fn check_counters(&self) -> (Vec<String>, (u64, u64)) {
-        if !self.engine {
-            return (Vec::new(), (0, 0));
-        }
-        let mut wrong = Vec::new();
+    /// What is wrong with the engine's counters when nobody is connected: resets, panics, anything held, anything of `musts`
+    /// that they do not show.
+    pub fn check_counters(&self, musts: &[Must]) -> Vec<String> {
+        let Some(engine) = &self.engine else { return Vec::new() };
         let counters = match engine::settled(&self.proxy, SETTLE) {
             Ok(counters) => counters,
-            Err(error) => return (vec![format!("{}: {error}", self.name)], (0, 0)),
+            Err(error) => return vec![format!("{}: {error}", self.name)],
         };
+        let tiny = engine.min_body.is_some();
+        let mut wrong: Vec<String> = musts.iter().filter_map(|must| must.fault(&counters, tiny)).collect();
         if counters.resets != 0 || counters.panics != 0 {
-            wrong.push(format!("{}: {} resets, {} panics", self.name, counters.resets, counters.panics));
+            wrong.push(format!("{} resets, {} panics", counters.resets, counters.panics));
         }
-        (wrong, engine::anchored_and_copied(&counters))
+        wrong.into_iter().map(|what| format!("{}: {what}", self.name)).collect()
+    }
+
+    /// What is wrong where HAProxy is to splice by itself: that it says it did not.
+    pub fn check_own_splicing(&self) -> Option<String> {
+        match self.proxy.spliced() {
+            Ok(Some(0)) => Some(format!("{}: HAProxy was to splice by itself and did not", self.name)),
+            Ok(_) => None,
+            Err(error) => Some(format!("{}: {error}", self.name)),
+        }
+    }
+
+    /// The engine's counters in words; nothing where it is not inside.
+    fn figures(&self) -> String {
+        engine::snapshot(&self.proxy).map_or_else(String::new, |it| format!("\n  {}: {}", self.name, tell(&it)))
     }
 
     /// Stops it; what it left behind is an error.
@@ -117,8 +130,9 @@ impl Lane {
     }
 }
 
-/// Sends every exchange through a plain lane and two lanes under the engine; panics with all differences.
-pub fn run(label: &str, spec: &Spec, exchanges: &[Exchange]) {
+/// Sends every exchange through a plain lane and two lanes under the engine; panics with all differences, and with what the
+/// engine did not do of `musts`.
+pub fn run(label: &str, spec: &Spec, exchanges: &[Exchange], musts: &[Must]) {
     let started = Instant::now();
     let lanes = [Lane::plain(spec), Lane::underdeck(spec), Lane::underdeck_tiny(spec)];
     let mut wrong = Vec::new();
@@ -132,11 +146,10 @@ pub fn run(label: &str, spec: &Spec, exchanges: &[Exchange]) {
     }
     let mut figures = String::new();
     for lane in &lanes {
-        let (counters, (anchored, copied)) = lane.check_counters();
-        wrong.extend(counters);
-        if lane.has_engine() {
-            figures += &format!("; {}: {anchored} bytes anchored, {copied} copied", lane.name);
-        }
+        // Of some exchanges only, nothing follows for the whole.
+        wrong.extend(lane.check_counters(if only.is_empty() { musts } else { &[] }));
+        figures += &lane.figures();
+        wrong.extend(lane.check_own_splicing());
         if !wrong.is_empty() {
             wrong.push(format!("{} error log: {}", lane.name, lane.proxy.error_log()));
         }

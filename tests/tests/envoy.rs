@@ -3,14 +3,15 @@
 use underdeck_lab::proxy::{Envoy, Spec};
 use underdeck_tests::cases;
 use underdeck_tests::matrix::run;
+use underdeck_tests::payload::BOTH_WAYS;
 
 #[test]
 fn whole_matrix() {
-    run("envoy", &Spec::Envoy(Envoy { workers: 1 }), &cases::all());
+    run("envoy", &Spec::Envoy(Envoy::default()), &cases::all(), BOTH_WAYS);
 }
 
 #[test]
 fn two_workers() {
     let exchanges = [cases::selected(), cases::huge()].concat();
-    run("envoy, 2 workers", &Spec::Envoy(Envoy { workers: 2 }), &exchanges);
+    run("envoy, 2 workers", &Spec::Envoy(Envoy { workers: 2, ..Envoy::default() }), &exchanges, BOTH_WAYS);
 }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use underdeck_lab::behaviour::Delimit;
 use underdeck_lab::content::Rng;
-use underdeck_lab::engine as counters;
+use underdeck_lab::engine::Role;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
 use underdeck_lab::tools::Tool;
 use underdeck_lab::twin::{Exchange, Manner, Side, judge, observe};
-use underdeck_tests::matrix::{Lane, SETTLE};
+use underdeck_tests::matrix::Lane;
+use underdeck_tests::payload::{ENCRYPTED, Must};
 use underdeck_tests::soak::exchange;
 
 const CLIENTS: u64 = 10;
@@ -56,8 +57,8 @@ fn lanes() -> Vec<Lane> {
         Spec::Nginx(unbuffered),
         Spec::Nginx(Nginx { temp_files: true, ..Nginx::default() }),
         Spec::Nginx(Nginx { tls: true, ..Nginx::large() }),
-        Spec::Haproxy(Haproxy { splice: true, ..Haproxy::default() }),
-        Spec::Envoy(Envoy { workers: 2 }),
+        Spec::Haproxy(Haproxy { splice: true, splice_always: true, timeout_s: 15, ..Haproxy::default() }),
+        Spec::Envoy(Envoy { workers: 2, ..Envoy::default() }),
     ];
     let only = std::env::var("UNDERDECK_SOAK_ONLY").unwrap_or_default();
     let wanted = |spec: &&Spec| spec.name().contains(&only);
@@ -129,13 +130,13 @@ fn soak() {
     });
     let mut wrong = wrong.into_inner().expect("no client panics");
     for lane in lanes.iter().filter(|lane| lane.has_engine()) {
-        match counters::settled(&lane.proxy, SETTLE) {
-            Ok(it) if it.panics > 0 || it.resets > 0 => {
-                wrong.push(format!("{}: {} panics, {} resets", lane.name, it.panics, it.resets));
-            }
-            Ok(_) => {}
-            Err(error) => wrong.push(error.to_string()),
-        }
+        let found = lane.check_counters(if lane.front.tls.is_some() {
+            ENCRYPTED
+        } else {
+            &[Must::Forward(Role::Connected, 1)]
+        });
+        let found = found.into_iter().chain(lane.check_own_splicing());
+        wrong.extend(found.map(|it| format!("{}: {it}", lane.proxy.process().name())));
     }
     for lane in lanes {
         if let Err(error) = lane.stop() {

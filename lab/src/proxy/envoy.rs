@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::write;
+use super::{worker_user, write};
 use crate::LabError;
 use crate::tools::Tool;
 
@@ -24,11 +24,13 @@ const FORMAT: &str = "%REQ(:PATH)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% 
 pub struct Envoy {
     /// `--concurrency`.
     pub workers: usize,
+    /// Runs as the user that the workers of the others are, whom limits bind.
+    pub unprivileged: bool,
 }
 
 impl Default for Envoy {
     fn default() -> Self {
-        Self { workers: 1 }
+        Self { workers: 1, unprivileged: false }
     }
 }
 
@@ -74,11 +76,21 @@ impl Envoy {
         }});
         // JSON is YAML.
         let config = write(dir, "envoy.yaml", &config.to_string())?;
-        let mut command = Command::new(Tool::Envoy.path()?);
+        let mut command = self.program()?;
         command.arg("-c").arg(config).arg("--log-path").arg(dir.join("error.log"));
         command.args(["--concurrency", &self.workers.to_string()]);
         command.args(["--disable-hot-restart", "--file-flush-interval-msec", "5", "--log-level", "warning"]);
         command.args(["--drain-time-s", "1", "--parent-shutdown-time-s", "2"]);
+        Ok(command)
+    }
+
+    fn program(&self) -> Result<Command, LabError> {
+        let envoy = Tool::Envoy.path()?;
+        let Some(user) = worker_user().filter(|_| self.unprivileged) else { return Ok(Command::new(envoy)) };
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
+        // The program and the library may lie, and its directory does, where only root comes to.
+        command.args(["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]).arg(envoy);
         Ok(command)
     }
 }

@@ -1,13 +1,19 @@
 //! HAProxy as a reverse proxy.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use super::{worker_user, write};
 use crate::LabError;
+use crate::error::While;
 use crate::tls::Certificate;
 use crate::tools::Tool;
+
+const ANSWERS: Duration = Duration::from_secs(10);
 
 /// HAProxy, configured.
 #[derive(Clone, Debug)]
@@ -26,6 +32,9 @@ pub struct Haproxy {
     pub connections: usize,
     /// Reuses connections to the backend.
     pub keepalive: bool,
+    /// `timeout client`, `server` and `tunnel`, seconds. HAProxy 2.6 that splices by itself was seen to keep connections of
+    /// clients that had left until then, with the engine and without.
+    pub timeout_s: u32,
 }
 
 impl Default for Haproxy {
@@ -38,8 +47,29 @@ impl Default for Haproxy {
             tls: false,
             connections: 6000,
             keepalive: true,
+            timeout_s: 60,
         }
     }
+}
+
+/// Where it answers questions about itself.
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("haproxy.sock")
+}
+
+/// Bytes that it has sent by its own splicing, by `show info`.
+pub(super) fn spliced(dir: &Path) -> Result<u64, LabError> {
+    let socket = socket(dir);
+    let what = || format!("ask {}", socket.display());
+    let mut stream = UnixStream::connect(&socket).doing(what)?;
+    stream.set_read_timeout(Some(ANSWERS)).doing(what)?;
+    stream.write_all(b"show info\n").doing(what)?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).doing(what)?;
+    // HAProxy 2.6 spells it TotalSplicdedBytesOut, later ones TotalSplicedBytesOut.
+    let line = text.lines().find(|line| line.starts_with("TotalSplic")).and_then(|line| line.split_once(": "));
+    let bytes = line.and_then(|(_, bytes)| bytes.trim().parse().ok());
+    bytes.ok_or_else(|| std::io::Error::other(format!("no spliced bytes in {text:?}"))).doing(what)
 }
 
 impl Haproxy {
@@ -58,11 +88,12 @@ impl Haproxy {
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let log = if log { "log global" } else { "no log" };
-        let Self { threads, connections, .. } = self;
+        let socket = socket(dir).display().to_string();
+        let Self { threads, connections, timeout_s, .. } = self;
         let config = format!(
-            "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
+            "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    stats socket {socket}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
-             timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
+             timeout connect 5s\n    timeout client {timeout_s}s\n    timeout server {timeout_s}s\n    timeout tunnel {timeout_s}s\n\
              frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
              backend backend\n    http-reuse {reuse}\n    server one {backend}\n"
         );

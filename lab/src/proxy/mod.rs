@@ -300,6 +300,14 @@ impl Proxy {
         })
     }
 
+    /// Bytes that the proxy says it has sent by splicing of its own. None: it is not HAProxy, or not to splice wherever it can.
+    pub fn spliced(&self) -> Result<Option<u64>, LabError> {
+        match &self.spec {
+            Spec::Haproxy(Haproxy { splice_always: true, .. }) => haproxy::spliced(self.dir()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// The end of the proxy's own error log, without nginx's notes on buffering to disk.
     pub fn error_log(&self) -> String {
         let text = std::fs::read_to_string(self.dir.path().join("error.log")).unwrap_or_default();
