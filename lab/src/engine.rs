@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use underdeck_stats::{ReadError, Snapshot};
+use underdeck_stats::ReadError;
+pub use underdeck_stats::{Reason, Role, Snapshot};
 
 use crate::proxy::Proxy;
 use crate::{LabError, wait};
@@ -35,4 +36,9 @@ pub fn anchored_and_copied(of: &Snapshot) -> (u64, u64) {
     let anchored = of.roles.iter().map(|role| role.bytes_anchored - role.bytes_materialised.min(role.bytes_anchored));
     let copied = of.roles.iter().map(|role| role.bytes_copied + role.bytes_materialised);
     (anchored.sum(), copied.sum())
+}
+
+/// Payload bytes received on connections of `role` that were copied for this reason.
+pub fn copied_for(of: &Snapshot, role: Role, reason: Reason) -> u64 {
+    of.role(role).copied_by_reason[reason as usize]
 }

@@ -57,7 +57,7 @@ fn lanes() -> Vec<Lane> {
         Spec::Nginx(Nginx { temp_files: true, ..Nginx::default() }),
         Spec::Nginx(Nginx { tls: true, ..Nginx::large() }),
         Spec::Haproxy(Haproxy { splice: true, ..Haproxy::default() }),
-        Spec::Envoy(Envoy { workers: 2 }),
+        Spec::Envoy(Envoy { workers: 2, ..Envoy::default() }),
     ];
     let only = std::env::var("UNDERDECK_SOAK_ONLY").unwrap_or_default();
     let wanted = |spec: &&Spec| spec.name().contains(&only);

@@ -22,6 +22,8 @@ pub struct Haproxy {
     pub bufsize: Option<u32>,
     /// HTTPS to the client.
     pub tls: bool,
+    /// HTTP/2 by ALPN. Without TLS, HAProxy takes it from any client that begins with it.
+    pub http2: bool,
     /// `maxconn`.
     pub connections: usize,
     /// Reuses connections to the backend.
@@ -36,6 +38,7 @@ impl Default for Haproxy {
             splice_always: false,
             bufsize: None,
             tls: false,
+            http2: false,
             connections: 6000,
             keepalive: true,
         }
@@ -56,6 +59,7 @@ impl Haproxy {
         let auto = if self.splice { "option splice-auto" } else { "" };
         let always = if self.splice_always { "option splice-request\n    option splice-response" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
+        let alpn = if self.tls && self.http2 { " alpn h2,http/1.1" } else { "" };
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let log = if log { "log global" } else { "no log" };
         let Self { threads, connections, .. } = self;
@@ -63,7 +67,7 @@ impl Haproxy {
             "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
              timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n    timeout tunnel 60s\n\
-             frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
+             frontend lab\n    bind {listen}{ssl}{alpn} backlog 4096\n    default_backend backend\n\
              backend backend\n    http-reuse {reuse}\n    server one {backend}\n"
         );
         let config = write(dir, "haproxy.cfg", &config)?;
