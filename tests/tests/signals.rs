@@ -150,7 +150,10 @@ fn haproxy_stops_gracefully() {
 
 #[test]
 fn others_are_stopped_hard() {
-    for spec in [Spec::Haproxy(Haproxy { threads: 2, ..Haproxy::default() }), Spec::Envoy(Envoy { workers: 2 })] {
+    for spec in [
+        Spec::Haproxy(Haproxy { threads: 2, ..Haproxy::default() }),
+        Spec::Envoy(Envoy { workers: 2, ..Envoy::default() }),
+    ] {
         for signal in [Signal::TERM, Signal::KILL] {
             let lane = Lane::underdeck(&spec);
             during_downloads(&lane, || lane.proxy.process().signal(signal).expect("signalled"));
