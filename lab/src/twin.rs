@@ -47,6 +47,14 @@ impl Step {
         self
     }
 
+    /// Asks for an upgrade to WebSocket, with the example key of RFC 6455, section 1.3.
+    pub fn upgrade(self) -> Self {
+        self.field("Upgrade", "websocket")
+            .field("Connection", "Upgrade")
+            .field("Sec-WebSocket-Version", "13")
+            .field("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
+    }
+
     fn range(&self) -> Option<(u64, u64)> {
         let value = self.fields.iter().find(|(name, _)| name == "Range").map(|(_, value)| value.as_str())?;
         let (from, to) = value.strip_prefix("bytes=")?.split_once('-')?;
@@ -297,10 +305,13 @@ pub fn judge(exchange: &Exchange, it: &Observation) -> Vec<String> {
             say(format!("ended {:?} after {} bytes", reply.ending, reply.wire_bytes));
         }
     }
+    let mut say = |what: String| wrong.push(format!("{}: {what}", exchange.name));
     if exchange.faulty {
+        if let Some(at) = it.tunnel.as_ref().and_then(|echo| echo.first_wrong) {
+            say(format!("byte {at} of the echo is wrong"));
+        }
         return wrong;
     }
-    let mut say = |what: String| wrong.push(format!("{}: {what}", exchange.name));
     if it.replies.len() != exchange.steps.len() {
         say(format!("{} of {} replies", it.replies.len(), exchange.steps.len()));
     }

@@ -177,11 +177,7 @@ pub fn uploads(sizes: &[u64]) -> Vec<Exchange> {
 /// Bytes after `101 Switching Protocols`.
 pub fn tunnels() -> Vec<Exchange> {
     let tunnel = |n: u64| {
-        let step = Step::get(Behaviour::default())
-            .field("Upgrade", "websocket")
-            .field("Connection", "Upgrade")
-            .field("Sec-WebSocket-Version", "13")
-            .field("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==");
+        let step = Step::get(Behaviour::default()).upgrade();
         Exchange::new(format!("tunnel-{n}"), vec![step]).manner(Manner::Tunnel(n))
     };
     [1, 100, 5000, 300_000, 4 * MIB].map(tunnel).into()
