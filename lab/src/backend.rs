@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: usize = 64 * 1024;
 /// The answer to the example key of RFC 6455, section 1.3: HAProxy insists on one.
 const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
+/// The field, in lower case, of a CONNECT request that carries what is the target of others: its own is an authority.
+pub const CONNECT_TARGET: &str = "x-target";
 /// Seed of every upload, so that the backend can locate a wrong byte.
 pub const UPLOAD_SEED: u64 = 0x5eed;
 
@@ -135,12 +137,14 @@ impl Peer<'_> {
     /// One request and its answer; whether another may follow.
     fn exchange(&mut self) -> Result<bool, LabError> {
         let Some(head) = self.read_head()? else { return Ok(false) };
-        let target = head.start.get(1).cloned().unwrap_or_default();
+        let connects = head.start[0] == "CONNECT";
+        let target = if connects { head.field(CONNECT_TARGET) } else { head.start.get(1).map(String::as_str) };
+        let target = target.unwrap_or_default().to_owned();
         let Some((id, behaviour)) = Behaviour::parse(&target) else {
             self.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
             return Ok(true);
         };
-        if head.field("upgrade").is_some() {
+        if head.field("upgrade").is_some() || (connects && behaviour.status == 200) {
             return self.tunnel(&id, behaviour.end, head);
         }
         let framing = head.request_framing();
@@ -254,13 +258,15 @@ impl Peer<'_> {
         }
     }
 
-    /// Accepts any upgrade and sends back what comes until the peer ends its side, or until `end`.
+    /// Accepts any upgrade, and any CONNECT, and sends back what comes until the peer ends its side, or until `end`.
     fn tunnel(&mut self, id: &str, end: End, head: Head) -> Result<bool, LabError> {
-        let protocol = head.field("upgrade").unwrap_or_default().to_owned();
-        self.write_all(
-            format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{ACCEPT}\r\n")
-                .as_bytes(),
-        )?;
+        let answer = match head.field("upgrade") {
+            Some(protocol) => format!(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{ACCEPT}\r\n"
+            ),
+            None => "HTTP/1.1 200 Established\r\n\r\n".to_owned(),
+        };
+        self.write_all(answer.as_bytes())?;
         let mut checker = Checker::new(UPLOAD_SEED, 0);
         let mut left = end.at();
         loop {

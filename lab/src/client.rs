@@ -83,7 +83,9 @@ impl Request {
 
     /// The head as sent.
     pub fn head(&self) -> Vec<u8> {
-        let mut head = format!("{} {} {}\r\nHost: lab.test\r\n", self.method, self.target, self.version);
+        // Of CONNECT, the target is an authority, and Host names the same one (RFC 9112, section 3.2.3).
+        let host = if self.method == "CONNECT" { &self.target } else { "lab.test" };
+        let mut head = format!("{} {} {}\r\nHost: {host}\r\n", self.method, self.target, self.version);
         for (name, value) in &self.fields {
             head += &format!("{name}: {value}\r\n");
         }
@@ -401,7 +403,7 @@ impl Connection {
         (std::mem::take(&mut self.pending), ending)
     }
 
-    /// A tunnel after 101: sends `len` bytes of the upload content and takes them back, both at once. A client that leaves
+    /// A tunnel after 101, or 2xx to CONNECT: sends `len` bytes of the upload content and takes them back, both at once. A client that leaves
     /// has sent some more by then.
     pub fn echo(&mut self, len: u64) -> Result<Checked, LabError> {
         let what = || "echo through a tunnel".to_owned();

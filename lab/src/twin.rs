@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::LabError;
-use crate::backend::{Backend, Seen};
+use crate::backend::{Backend, CONNECT_TARGET, Seen};
 use crate::behaviour::Behaviour;
 use crate::client::{Connection, Ending, Expect, Front, Pace, Reply, Request, Upload};
 use crate::content::Checked;
@@ -85,7 +85,7 @@ pub enum Manner {
     Sequential,
     /// All at once on one connection.
     Pipelined,
-    /// The first step asks for an upgrade; then so many bytes are echoed.
+    /// The first step asks for an upgrade, or is CONNECT; then so many bytes are echoed.
     Tunnel(u64),
     /// Nothing is read before the backend has sent everything, or a while has passed.
     Held,
@@ -160,13 +160,20 @@ impl Exchange {
 
     fn requests(&self) -> Vec<Request> {
         let last = self.steps.len() - 1;
-        let make = |(i, step): (usize, &Step)| Request {
-            method: step.method,
-            target: step.behaviour.target(&self.id(i)),
-            version: step.version,
-            fields: step.fields.clone(),
-            upload: step.upload,
-            close: i == last && !matches!(self.manner, Manner::Tunnel(_)) && step.version == "HTTP/1.1",
+        let make = |(i, step): (usize, &Step)| {
+            let mut request = Request {
+                method: step.method,
+                target: step.behaviour.target(&self.id(i)),
+                version: step.version,
+                fields: step.fields.clone(),
+                upload: step.upload,
+                close: i == last && !matches!(self.manner, Manner::Tunnel(_)) && step.version == "HTTP/1.1",
+            };
+            if step.method == "CONNECT" {
+                let target = std::mem::replace(&mut request.target, format!("{}:443", self.id(i)));
+                request.fields.push((CONNECT_TARGET.to_owned(), target));
+            }
+            request
         };
         self.steps.iter().enumerate().map(make).collect()
     }
@@ -260,7 +267,8 @@ fn converse(exchange: &Exchange, requests: &[Request], side: Side<'_>, it: &mut 
         let reply = client.receive(request, step.expect())?;
         let ending = reply.ending;
         it.replies.push(reply);
-        let switched = it.replies.last().is_some_and(|reply| reply.head.status() == 101);
+        let status = it.replies.last().map_or(0, |reply| reply.head.status());
+        let switched = status == 101 || (request.method == "CONNECT" && status == 200);
         if let (Manner::Tunnel(len), true) = (exchange.manner, switched) {
             it.tunnel = Some(client.echo(len)?);
         }

@@ -17,7 +17,7 @@ const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v
 const FILE_LOG: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
 const UPSTREAM: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
-const FORMAT: &str = "%REQ(:PATH)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
+const FORMAT: &str = "%REQ(:PATH?:AUTHORITY)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
                       %DOWNSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_SENT% \
                       %RESPONSE_FLAGS%\n";
 
@@ -60,9 +60,10 @@ impl Envoy {
             "http_protocol_options": {
                 "accept_http_10": true, "default_host_for_http_10": "lab.test", "enable_trailers": true,
             },
-            "upgrade_configs": [{"upgrade_type": "websocket"}],
+            "upgrade_configs": [{"upgrade_type": "websocket"}, {"upgrade_type": "CONNECT"}],
             "access_log": access_logs,
             "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": [
+                {"match": {"connect_matcher": {}}, "route": {"cluster": "backend", "timeout": "0s"}},
                 {"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}},
             ]}]},
             "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": true}}],
