@@ -220,11 +220,17 @@ pub fn slow_clients() -> Vec<Exchange> {
     all
 }
 
-/// 64 MiB, both ways.
+/// 64 MiB, both ways, in every framing.
 pub fn huge() -> Vec<Exchange> {
+    const HUGE: u64 = 64 * MIB;
+    let upload = |name, upload| Exchange::new(name, vec![Step::post(upload, Behaviour::body(10, Delimit::Length))]);
     vec![
-        get("huge-length".into(), Behaviour::body(64 * MIB, Delimit::Length)),
-        Exchange::new("huge-upload", vec![Step::post(Upload::Length(64 * MIB), Behaviour::body(10, Delimit::Length))]),
+        get("huge-length".into(), Behaviour::body(HUGE, Delimit::Length)),
+        get("huge-chunked".into(), Behaviour::body(HUGE, Delimit::Chunked(1_000_000))),
+        get("huge-small-chunks".into(), Behaviour::body(HUGE, Delimit::Chunked(16_384))),
+        get("huge-until-close".into(), Behaviour::body(HUGE, Delimit::Close)),
+        upload("huge-upload", Upload::Length(HUGE)),
+        upload("huge-upload-chunked", Upload::Chunked(HUGE, 1_000_000)),
     ]
 }
 
