@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use underdeck_lab::behaviour::{Behaviour, Delimit, End};
 use underdeck_lab::client::{Connection, Expect, Leave, Pace, Request, Upload};
-use underdeck_lab::engine::{self as counters, Role, Snapshot};
+use underdeck_lab::engine::{self as counters, Reason, Role, Snapshot};
 use underdeck_lab::process::Process;
 use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
 use underdeck_lab::twin::{Exchange, Manner, Step, judge, observe};
@@ -315,6 +315,50 @@ fn client_reads_ten_kilobytes_per_second() {
             let limit = 3 * MIB * all.len() as u64;
             assert!(it.bytes_held_max <= limit, "{name}: {} bytes were held, limit {limit}", it.bytes_held_max);
         }
+        lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn the_limit_of_the_process_is_reached() {
+    const TOTAL: u64 = 128 * 1024;
+    let server = "proxy_max_temp_file_size 0;".to_owned();
+    // Not counted in the limit: what several threads take at once, and what is read ahead.
+    for (name, spec) in [
+        ("nginx", Spec::Nginx(Nginx { server, ..Nginx::large() })),
+        ("haproxy", Spec::Haproxy(Haproxy::default())),
+        ("envoy", Spec::Envoy(Envoy::default())),
+    ] {
+        let Some(mut engine) = engine() else { return };
+        let settings = [("UNDERDECK_MAX_ANCHORED_TOTAL", TOTAL), ("UNDERDECK_READ_AHEAD", 0)];
+        engine.environment.extend(settings.map(|(name, bytes)| (name.to_owned(), bytes.to_string())));
+        let lane = Lane::start("little", &spec, Some(engine)).expect("started");
+        let over = |it: &Snapshot| counters::copied_for(it, Role::Connected, Reason::TotalLimit);
+        let behaviour = Behaviour::body(8 * MIB, Delimit::Length);
+        let pace = Pace { receive_buffer: Some(16_384), ..Pace::default() };
+        // They do not read before others had to be copied.
+        let ask = |i: usize| {
+            let request = Request::get(behaviour.target(&format!("total-{i}")));
+            let mut client = Connection::open(&lane.front, &pace).expect("connected");
+            client.send(&request).expect("sent");
+            (client, request)
+        };
+        let clients: Vec<_> = (0..8).map(ask).collect();
+        let copies = || counters::snapshot(&lane.proxy).filter(|it| over(it) > 0);
+        wait::until("others are copied", SETTLE, copies)
+            .unwrap_or_else(|error| panic!("{name}: {error}: {:?}", counters::snapshot(&lane.proxy)));
+        let expect = Expect { seed: behaviour.seed, from: 0 };
+        for (mut client, request) in clients {
+            let body = client.receive(&request, expect).expect("received").body;
+            assert_eq!((body.len, body.first_wrong), (8 * MIB, None), "{name}: {}", request.target);
+        }
+        settled(&lane, name);
+        let before = counters::snapshot(&lane.proxy).expect("counters");
+        still_works(&lane, name);
+        let after = counters::settled(&lane.proxy, SETTLE).expect("settled");
+        assert!(counters::anchored(&after) > counters::anchored(&before), "{name}: there is room again");
+        assert!(after.bytes_held_max <= TOTAL, "{name}: {} bytes were held", after.bytes_held_max);
+        settled(&lane, name);
         lane.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
