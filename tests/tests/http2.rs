@@ -1,18 +1,19 @@
-//! HTTP/2 to the client: streams that the engine does not follow, beside HTTP/1.1 that it does. Both byte by byte.
+//! HTTP/2 to the client or to the backend: streams that the engine does not follow, beside HTTP/1.1 that it does. Both byte by
+//! byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use underdeck_lab::backend::UPLOAD_SEED;
+use underdeck_lab::backend::{Backend, UPLOAD_SEED};
 use underdeck_lab::behaviour::{Behaviour, Delimit};
-use underdeck_lab::client::{Connection, Expect, Pace, Request};
+use underdeck_lab::client::{Connection, Expect, Pace, Request, Upload};
 use underdeck_lab::engine::{self as counters, Reason, Role};
-use underdeck_lab::proxy::{Envoy, Haproxy, Nginx, Spec};
+use underdeck_lab::proxy::{Envoy, Haproxy, Mode, Nginx, Proxy, Spec};
 use underdeck_lab::tools::Tool;
-use underdeck_lab::twin::{Exchange, Step, judge, observe};
+use underdeck_lab::twin::{Exchange, Side, Step, judge, observe};
 use underdeck_lab::{content, wait};
-use underdeck_tests::matrix::{Lane, SETTLE};
+use underdeck_tests::matrix::{Lane, SETTLE, engine};
 
 const MIB: u64 = 1 << 20;
 const UPLOAD: u64 = 3 * MIB + 5;
@@ -217,4 +218,52 @@ fn envoy_tls() {
 #[test]
 fn envoy_clear_text() {
     http2("envoy", &Spec::Envoy(Envoy { http2: true, ..Envoy::default() }), Copies::Beside);
+}
+
+/// HTTP/1.1 from the client, HTTP/2 to the backend, by way of a plain HAProxy: the lab's own backend does not speak it. A first
+/// request without a body has the proxy connect: before that, nobody knows where a body will go.
+fn to_the_backend(name: &str, spec: &Spec) {
+    let post = |upload, delimit| Step::post(upload, Behaviour::body(3 * MIB, delimit));
+    let steps = [
+        post(Upload::Length(4 * MIB), Delimit::Length),
+        post(Upload::Chunked(3 * MIB + 1, 200_000), Delimit::Chunked(200_000)),
+        post(Upload::Length(MIB), Delimit::Close),
+    ];
+    for mode in [Mode::Plain].into_iter().chain(engine().map(Mode::Underdeck)) {
+        let backend = Backend::start().expect("a backend");
+        let before = Proxy::start(&Spec::Haproxy(Haproxy::default()), &Mode::Plain, backend.addr()).expect("started");
+        let front = before.front().expect("a front");
+        let proxy = Proxy::start(spec, &mode, front.addr).expect("started");
+        let front = proxy.front().expect("a front");
+        let send = |exchange: Exchange| {
+            let side = Side { proxy: None, front: &front, backend: &backend };
+            let it = observe(&exchange, side).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(judge(&exchange, &it), Vec::<String>::new(), "{name}");
+        };
+        send(download("first"));
+        std::thread::scope(|scope| {
+            for i in 0..4 {
+                let exchange = Exchange::new(format!("up-{i}"), steps.to_vec());
+                scope.spawn(|| send(exchange));
+            }
+        });
+        if let Mode::Underdeck(_) = mode {
+            let it = counters::settled(&proxy, SETTLE).expect("settled");
+            assert_eq!((it.resets, it.panics), (0, 0), "{name}");
+            let copied = counters::copied_for(&it, Role::Accepted, Reason::ProtocolPass);
+            assert!(copied > MIB, "{name}: {copied} bytes were copied because of HTTP/2: {it:?}");
+        }
+        proxy.stop().unwrap_or_else(|error| panic!("{name}: {error}"));
+        before.stop().expect("nothing is left");
+    }
+}
+
+#[test]
+fn haproxy_to_the_backend() {
+    to_the_backend("haproxy", &Spec::Haproxy(Haproxy { upstream_http2: true, ..Haproxy::default() }));
+}
+
+#[test]
+fn envoy_to_the_backend() {
+    to_the_backend("envoy", &Spec::Envoy(Envoy { upstream_http2: true, ..Envoy::default() }));
 }

@@ -30,11 +30,13 @@ pub struct Envoy {
     pub tls: bool,
     /// HTTP/2 to the client: by ALPN with `tls`, else to one that begins with it (`codec_type: AUTO`).
     pub http2: bool,
+    /// HTTP/2 to the backend, without TLS.
+    pub upstream_http2: bool,
 }
 
 impl Default for Envoy {
     fn default() -> Self {
-        Self { workers: 1, tls: false, http2: false }
+        Self { workers: 1, tls: false, http2: false, upstream_http2: false }
     }
 }
 
@@ -79,14 +81,17 @@ impl Envoy {
                 json!({"name": "tls", "typed_config": {"@type": TLS, "common_tls_context": context}});
         }
         let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": at(backend)}}]}]);
-        let http1 =
-            json!({"explicit_http_config": {"http_protocol_options": {"enable_trailers": true}}, "@type": UPSTREAM});
+        let upstream = match self.upstream_http2 {
+            true => json!({"http2_protocol_options": {}}),
+            false => json!({"http_protocol_options": {"enable_trailers": true}}),
+        };
+        let upstream = json!({"explicit_http_config": upstream, "@type": UPSTREAM});
         let config = json!({"static_resources": {
             "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [chain]}],
             "clusters": [{
                 "name": "backend", "type": "STATIC", "connect_timeout": "5s",
                 "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
-                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http1},
+                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
             }],
         }});
         // JSON is YAML.
