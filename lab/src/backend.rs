@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: usize = 64 * 1024;
 /// The answer to the example key of RFC 6455, section 1.3: HAProxy insists on one.
 const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
+/// The field, in lower case, of a CONNECT request that carries what is the target of others: its own is an authority.
+pub const CONNECT_TARGET: &str = "x-target";
 /// Seed of every upload, so that the backend can locate a wrong byte.
 pub const UPLOAD_SEED: u64 = 0x5eed;
 
@@ -135,13 +137,15 @@ impl Peer<'_> {
     /// One request and its answer; whether another may follow.
     fn exchange(&mut self) -> Result<bool, LabError> {
         let Some(head) = self.read_head()? else { return Ok(false) };
-        let target = head.start.get(1).cloned().unwrap_or_default();
+        let connects = head.start[0] == "CONNECT";
+        let target = if connects { head.field(CONNECT_TARGET) } else { head.start.get(1).map(String::as_str) };
+        let target = target.unwrap_or_default().to_owned();
         let Some((id, behaviour)) = Behaviour::parse(&target) else {
             self.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
             return Ok(true);
         };
-        if head.field("upgrade").is_some() {
-            return self.tunnel(&id, head);
+        if head.field("upgrade").is_some() || (connects && behaviour.status == 200) {
+            return self.tunnel(&id, behaviour.end, head);
         }
         let framing = head.request_framing();
         let mut seen = Seen {
@@ -158,7 +162,12 @@ impl Peer<'_> {
         if behaviour.early {
             alive = self.answer(&behaviour, &mut seen);
         }
-        self.read_upload(&mut seen);
+        self.read_upload(&behaviour, &mut seen);
+        if behaviour.upload_end != End::Complete {
+            lock(&self.shared.records).entry(id).or_default().push(seen);
+            self.leave(behaviour.upload_end);
+            return Ok(false);
+        }
         if !behaviour.early {
             alive = self.answer(&behaviour, &mut seen);
         }
@@ -189,7 +198,9 @@ impl Peer<'_> {
         }
     }
 
-    fn read_upload(&mut self, seen: &mut Seen) {
+    fn read_upload(&mut self, behaviour: &Behaviour, seen: &mut Seen) {
+        std::thread::sleep(Duration::from_micros(behaviour.upload_pause_us));
+        let mut left = behaviour.upload_end.at();
         let mut reader = BodyReader::new(seen.framing);
         let mut checker = Checker::new(UPLOAD_SEED, 0);
         if !reader.done() && seen.head.field("expect").is_some_and(|v| v.eq_ignore_ascii_case("100-continue")) {
@@ -197,11 +208,13 @@ impl Peer<'_> {
             let _ = self.write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
             seen.sent += 25;
         }
-        while !reader.done() {
+        while !reader.done() && left > 0 {
             if self.pending.is_empty() && !matches!(self.read_some(), Ok(1..)) {
                 break;
             }
-            let Ok(taken) = reader.feed(&self.pending, |data| checker.update(data)) else { break };
+            let most = self.pending.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let Ok(taken) = reader.feed(&self.pending[..most], |data| checker.update(data)) else { break };
+            left -= taken as u64;
             seen.received += taken as u64;
             self.pending.drain(..taken);
         }
@@ -217,10 +230,7 @@ impl Peer<'_> {
     /// Sends the response; whether the connection can serve another request.
     fn answer(&mut self, behaviour: &Behaviour, seen: &mut Seen) -> bool {
         let plan = Plan::of(behaviour, &seen.head);
-        let limit = match behaviour.end {
-            End::Complete => u64::MAX,
-            End::Fin(at) | End::Reset(at) => at,
-        };
+        let limit = behaviour.end.at();
         let mut out = Paced {
             to: &mut self.stream,
             splits: behaviour.splits.clone(),
@@ -235,26 +245,41 @@ impl Peer<'_> {
         whole && plan.keep_alive
     }
 
-    fn leave(&self, end: End) {
+    fn leave(&mut self, end: End) {
         if matches!(end, End::Reset(_)) {
             // Everything queued is discarded and the peer gets RST.
             let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-        } else {
-            let _ = self.stream.shutdown(Shutdown::Write);
+            return;
+        }
+        let _ = self.stream.shutdown(Shutdown::Write);
+        // Closed with bytes unread, it would be RST as well.
+        while matches!(end, End::Fin(_)) && matches!(self.read_some(), Ok(1..)) {
+            self.pending.clear();
         }
     }
 
-    /// Accepts any upgrade and sends back what comes until the peer ends its side.
-    fn tunnel(&mut self, id: &str, head: Head) -> Result<bool, LabError> {
-        let protocol = head.field("upgrade").unwrap_or_default().to_owned();
-        self.write_all(
-            format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{ACCEPT}\r\n")
-                .as_bytes(),
-        )?;
+    /// Accepts any upgrade, and any CONNECT, and sends back what comes until the peer ends its side, or until `end`.
+    fn tunnel(&mut self, id: &str, end: End, head: Head) -> Result<bool, LabError> {
+        let answer = match head.field("upgrade") {
+            Some(protocol) => format!(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{ACCEPT}\r\n"
+            ),
+            None => "HTTP/1.1 200 Established\r\n\r\n".to_owned(),
+        };
+        self.write_all(answer.as_bytes())?;
         let mut checker = Checker::new(UPLOAD_SEED, 0);
+        let mut left = end.at();
         loop {
+            self.pending.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= self.pending.len() as u64;
             checker.update(&self.pending);
             let echo = std::mem::take(&mut self.pending);
+            if left == 0 {
+                // The peer may have gone first.
+                let _ = self.write_all(&echo);
+                self.leave(end);
+                break;
+            }
             if self.write_all(&echo).is_err() || !matches!(self.read_some(), Ok(1..)) {
                 break;
             }

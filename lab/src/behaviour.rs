@@ -18,10 +18,20 @@ pub enum Delimit {
 pub enum End {
     /// As announced.
     Complete,
-    /// FIN after so many bytes of the response, head included.
+    /// FIN after so many bytes of the response, head included, or of the echo of a tunnel.
     Fin(u64),
-    /// RST after so many bytes of the response, head included.
+    /// RST after so many bytes of the response, head included, or of the echo of a tunnel.
     Reset(u64),
+}
+
+impl End {
+    /// The number of bytes after which it ends; without bound where it ends as announced.
+    pub fn at(self) -> u64 {
+        match self {
+            Self::Complete => u64::MAX,
+            Self::Fin(at) | Self::Reset(at) => at,
+        }
+    }
 }
 
 /// One response. The default is `200` with no body, `Content-Length: 0`.
@@ -51,6 +61,10 @@ pub struct Behaviour {
     pub early: bool,
     /// Closes the connection after the response although it was delimited otherwise.
     pub close: bool,
+    /// Microseconds before it begins to read the request's body: the proxy is left with what the kernel does not take.
+    pub upload_pause_us: u64,
+    /// How reading the request's body ends: FIN or RST after so many bytes of it, framing included.
+    pub upload_end: End,
     /// Pads the head with a field of so many bytes, to move the body against the window.
     pub pad: usize,
 }
@@ -70,6 +84,8 @@ impl Default for Behaviour {
             trailers: false,
             early: false,
             close: false,
+            upload_pause_us: 0,
+            upload_end: End::Complete,
             pad: 0,
         }
     }
@@ -94,10 +110,15 @@ impl Behaviour {
             push(&mut to, "splits", list.join(","));
             push(&mut to, "pause", self.pause_us);
         }
-        match self.end {
-            End::Complete => {}
-            End::Fin(at) => push(&mut to, "fin", at),
-            End::Reset(at) => push(&mut to, "rst", at),
+        for (end, fin, rst) in [(self.end, "fin", "rst"), (self.upload_end, "upload_fin", "upload_rst")] {
+            match end {
+                End::Complete => {}
+                End::Fin(at) => push(&mut to, fin, at),
+                End::Reset(at) => push(&mut to, rst, at),
+            }
+        }
+        if self.upload_pause_us > 0 {
+            push(&mut to, "upload_pause", self.upload_pause_us);
         }
         let flags =
             [("http10", self.http10), ("trailers", self.trailers), ("early", self.early), ("close", self.close)];
@@ -130,6 +151,9 @@ impl Behaviour {
                 "pause" => it.pause_us = number?,
                 "fin" => it.end = End::Fin(number?),
                 "rst" => it.end = End::Reset(number?),
+                "upload_fin" => it.upload_end = End::Fin(number?),
+                "upload_rst" => it.upload_end = End::Reset(number?),
+                "upload_pause" => it.upload_pause_us = number?,
                 "http10" => it.http10 = true,
                 "trailers" => it.trailers = true,
                 "early" => it.early = true,
@@ -167,9 +191,12 @@ mod tests {
             trailers: true,
             early: true,
             close: true,
+            upload_pause_us: 8,
+            upload_end: End::Fin(41),
             pad: 300,
         };
-        for it in [all, Behaviour { end: End::Fin(3), delimit: Delimit::Close, ..Behaviour::default() }] {
+        let other = Behaviour { end: End::Fin(3), upload_end: End::Reset(4), ..Behaviour::default() };
+        for it in [all, Behaviour { delimit: Delimit::Close, ..other }] {
             assert_eq!(Behaviour::parse(&it.target("name-1")), Some(("name-1".to_owned(), it)));
         }
         assert_eq!(Behaviour::parse("/other"), None);

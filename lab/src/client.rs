@@ -16,6 +16,8 @@ use crate::error::While;
 use crate::http::{BodyReader, Framing, Head};
 
 const BLOCK: usize = 64 * 1024;
+/// What a client has sent into a tunnel beyond what it took back when it leaves. Buffers of the kernel have room for it.
+const IN_FLIGHT: u64 = 512 * 1024;
 
 /// Where a client connects to.
 #[derive(Clone, Debug)]
@@ -81,7 +83,9 @@ impl Request {
 
     /// The head as sent.
     pub fn head(&self) -> Vec<u8> {
-        let mut head = format!("{} {} {}\r\nHost: lab.test\r\n", self.method, self.target, self.version);
+        // Of CONNECT, the target is an authority, and Host names the same one (RFC 9112, section 3.2.3).
+        let host = if self.method == "CONNECT" { &self.target } else { "lab.test" };
+        let mut head = format!("{} {} {}\r\nHost: {host}\r\n", self.method, self.target, self.version);
         for (name, value) in &self.fields {
             head += &format!("{name}: {value}\r\n");
         }
@@ -135,8 +139,10 @@ pub struct Pace {
     pub pause: Duration,
     /// Reads at most so many bytes per second.
     pub read_rate: Option<u64>,
-    /// Leaves after so many bytes of the response.
+    /// Leaves after so many bytes of the response, or of what a tunnel sends back.
     pub leave: Option<(u64, Leave)>,
+    /// Leaves after so many bytes of the request, head included.
+    pub leave_sending: Option<(usize, Leave)>,
     /// Size of the receive buffer, to make a slow client felt at once.
     pub receive_buffer: Option<usize>,
     /// Everything must be over within.
@@ -150,6 +156,7 @@ impl Default for Pace {
             pause: Duration::from_millis(2),
             read_rate: None,
             leave: None,
+            leave_sending: None,
             receive_buffer: None,
             deadline: Duration::from_secs(60),
         }
@@ -213,6 +220,7 @@ pub struct Connection {
     started: Instant,
     pace: Pace,
     read_total: u64,
+    has_left: bool,
 }
 
 impl Connection {
@@ -237,7 +245,14 @@ impl Connection {
                 Stream::Tls(Box::new(StreamOwned::new(session, tcp)))
             }
         };
-        Ok(Self { stream, pending: Vec::new(), started: Instant::now(), pace: pace.clone(), read_total: 0 })
+        Ok(Self {
+            stream,
+            pending: Vec::new(),
+            started: Instant::now(),
+            pace: pace.clone(),
+            read_total: 0,
+            has_left: false,
+        })
     }
 
     /// The socket beneath.
@@ -258,6 +273,8 @@ impl Connection {
     /// Sends bytes, with the pace's pauses.
     pub fn send_raw(&mut self, wire: &[u8]) -> Result<(), LabError> {
         let what = || "send a request".to_owned();
+        let leave = self.pace.leave_sending.filter(|(after, _)| *after < wire.len());
+        let wire = leave.map_or(wire, |(after, _)| &wire[..after]);
         let mut at = 0;
         let mut splits: Vec<usize> = self.pace.splits.iter().copied().filter(|s| *s < wire.len()).collect();
         splits.sort_unstable();
@@ -272,6 +289,9 @@ impl Connection {
             if at < wire.len() {
                 std::thread::sleep(self.pace.pause);
             }
+        }
+        if let Some((_, how)) = leave {
+            self.leave(how);
         }
         Ok(())
     }
@@ -325,6 +345,9 @@ impl Connection {
 
     /// Reads something; None while the connection lives.
     fn read_some(&mut self, of_message: u64) -> Option<Ending> {
+        if self.has_left {
+            return Some(Ending::Left);
+        }
         let mut room = BLOCK;
         if let Some((after, how)) = self.pace.leave {
             room = room.min(after.saturating_sub(of_message.max(self.read_total)) as usize);
@@ -359,7 +382,8 @@ impl Connection {
         }
     }
 
-    fn leave(&self, how: Leave) {
+    fn leave(&mut self, how: Leave) {
+        self.has_left = true;
         // The peer may have gone first.
         if how == Leave::Reset {
             let _ = SockRef::from(self.tcp()).set_linger(Some(Duration::ZERO));
@@ -379,17 +403,19 @@ impl Connection {
         (std::mem::take(&mut self.pending), ending)
     }
 
-    /// A tunnel after 101: sends `len` bytes of the upload content and takes them back, both at once.
+    /// A tunnel after 101, or 2xx to CONNECT: sends `len` bytes of the upload content and takes them back, both at once. A client that leaves
+    /// has sent some more by then.
     pub fn echo(&mut self, len: u64) -> Result<Checked, LabError> {
         let what = || "echo through a tunnel".to_owned();
         let Stream::Plain(tcp) = &self.stream else {
             return Err(LabError::Tls("tunnels are tested without TLS".to_owned()));
         };
+        let to_send = self.pace.leave.map_or(len, |(after, _)| len.min(self.read_total + after + IN_FLIGHT));
         let mut writer = tcp.try_clone().doing(what)?;
         let sender = std::thread::spawn(move || -> std::io::Result<()> {
             let mut at = 0;
-            while at < len {
-                let n = (len - at).min(BLOCK as u64) as usize;
+            while at < to_send {
+                let n = (to_send - at).min(BLOCK as u64) as usize;
                 writer.write_all(&content::bytes(UPLOAD_SEED, at, n))?;
                 at += n as u64;
             }
@@ -407,7 +433,11 @@ impl Connection {
         }
         // A failed writer shows in the length of the echo.
         let _ = sender.join();
-        let _ = self.tcp().shutdown(Shutdown::Write);
+        if !matches!(self.pace.leave, Some((_, Leave::Reset)) if self.has_left) {
+            let _ = self.tcp().shutdown(Shutdown::Write);
+            // What is still on its way comes: closed with bytes unread, it would be RST.
+            self.has_left = false;
+        }
         Ok(checker.finish())
     }
 }

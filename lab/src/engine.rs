@@ -37,3 +37,8 @@ pub fn anchored_and_copied(of: &Snapshot) -> (u64, u64) {
     let copied = of.roles.iter().map(|role| role.bytes_copied + role.bytes_materialised);
     (anchored.sum(), copied.sum())
 }
+
+/// Payload bytes received on connections of `role` that were copied for this reason.
+pub fn copied_for(of: &Snapshot, role: Role, reason: Reason) -> u64 {
+    of.role(role).copied_by_reason[reason as usize]
+}

@@ -79,6 +79,7 @@ impl Head {
         match self.status() {
             100..=199 | 204 | 304 => Framing::None,
             _ if method == "HEAD" => Framing::None,
+            200..=299 if method == "CONNECT" => Framing::None,
             _ => self.declared().unwrap_or(Framing::UntilClose),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::LabError;
-use crate::backend::{Backend, Seen};
+use crate::backend::{Backend, CONNECT_TARGET, Seen};
 use crate::behaviour::Behaviour;
 use crate::client::{Connection, Ending, Expect, Front, Pace, Reply, Request, Upload};
 use crate::content::Checked;
@@ -47,6 +47,14 @@ impl Step {
         self
     }
 
+    /// Asks for an upgrade to WebSocket, with the example key of RFC 6455, section 1.3.
+    pub fn upgrade(self) -> Self {
+        self.field("Upgrade", "websocket")
+            .field("Connection", "Upgrade")
+            .field("Sec-WebSocket-Version", "13")
+            .field("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
+    }
+
     fn range(&self) -> Option<(u64, u64)> {
         let value = self.fields.iter().find(|(name, _)| name == "Range").map(|(_, value)| value.as_str())?;
         let (from, to) = value.strip_prefix("bytes=")?.split_once('-')?;
@@ -77,7 +85,7 @@ pub enum Manner {
     Sequential,
     /// All at once on one connection.
     Pipelined,
-    /// The first step asks for an upgrade; then so many bytes are echoed.
+    /// The first step asks for an upgrade, or is CONNECT; then so many bytes are echoed.
     Tunnel(u64),
     /// Nothing is read before the backend has sent everything, or a while has passed.
     Held,
@@ -152,13 +160,20 @@ impl Exchange {
 
     fn requests(&self) -> Vec<Request> {
         let last = self.steps.len() - 1;
-        let make = |(i, step): (usize, &Step)| Request {
-            method: step.method,
-            target: step.behaviour.target(&self.id(i)),
-            version: step.version,
-            fields: step.fields.clone(),
-            upload: step.upload,
-            close: i == last && !matches!(self.manner, Manner::Tunnel(_)) && step.version == "HTTP/1.1",
+        let make = |(i, step): (usize, &Step)| {
+            let mut request = Request {
+                method: step.method,
+                target: step.behaviour.target(&self.id(i)),
+                version: step.version,
+                fields: step.fields.clone(),
+                upload: step.upload,
+                close: i == last && !matches!(self.manner, Manner::Tunnel(_)) && step.version == "HTTP/1.1",
+            };
+            if step.method == "CONNECT" {
+                let target = std::mem::replace(&mut request.target, format!("{}:443", self.id(i)));
+                request.fields.push((CONNECT_TARGET.to_owned(), target));
+            }
+            request
         };
         self.steps.iter().enumerate().map(make).collect()
     }
@@ -252,7 +267,8 @@ fn converse(exchange: &Exchange, requests: &[Request], side: Side<'_>, it: &mut 
         let reply = client.receive(request, step.expect())?;
         let ending = reply.ending;
         it.replies.push(reply);
-        let switched = it.replies.last().is_some_and(|reply| reply.head.status() == 101);
+        let status = it.replies.last().map_or(0, |reply| reply.head.status());
+        let switched = status == 101 || (request.method == "CONNECT" && status == 200);
         if let (Manner::Tunnel(len), true) = (exchange.manner, switched) {
             it.tunnel = Some(client.echo(len)?);
         }
@@ -297,10 +313,13 @@ pub fn judge(exchange: &Exchange, it: &Observation) -> Vec<String> {
             say(format!("ended {:?} after {} bytes", reply.ending, reply.wire_bytes));
         }
     }
+    let mut say = |what: String| wrong.push(format!("{}: {what}", exchange.name));
     if exchange.faulty {
+        if let Some(at) = it.tunnel.as_ref().and_then(|echo| echo.first_wrong) {
+            say(format!("byte {at} of the echo is wrong"));
+        }
         return wrong;
     }
-    let mut say = |what: String| wrong.push(format!("{}: {what}", exchange.name));
     if it.replies.len() != exchange.steps.len() {
         say(format!("{} of {} replies", it.replies.len(), exchange.steps.len()));
     }

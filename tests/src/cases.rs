@@ -177,11 +177,7 @@ pub fn uploads(sizes: &[u64]) -> Vec<Exchange> {
 /// Bytes after `101 Switching Protocols`.
 pub fn tunnels() -> Vec<Exchange> {
     let tunnel = |n: u64| {
-        let step = Step::get(Behaviour::default())
-            .field("Upgrade", "websocket")
-            .field("Connection", "Upgrade")
-            .field("Sec-WebSocket-Version", "13")
-            .field("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==");
+        let step = Step::get(Behaviour::default()).upgrade();
         Exchange::new(format!("tunnel-{n}"), vec![step]).manner(Manner::Tunnel(n))
     };
     [1, 100, 5000, 300_000, 4 * MIB].map(tunnel).into()
@@ -224,11 +220,17 @@ pub fn slow_clients() -> Vec<Exchange> {
     all
 }
 
-/// 64 MiB, both ways.
+/// 64 MiB, both ways, in every framing.
 pub fn huge() -> Vec<Exchange> {
+    const HUGE: u64 = 64 * MIB;
+    let upload = |name, upload| Exchange::new(name, vec![Step::post(upload, Behaviour::body(10, Delimit::Length))]);
     vec![
-        get("huge-length".into(), Behaviour::body(64 * MIB, Delimit::Length)),
-        Exchange::new("huge-upload", vec![Step::post(Upload::Length(64 * MIB), Behaviour::body(10, Delimit::Length))]),
+        get("huge-length".into(), Behaviour::body(HUGE, Delimit::Length)),
+        get("huge-chunked".into(), Behaviour::body(HUGE, Delimit::Chunked(1_000_000))),
+        get("huge-small-chunks".into(), Behaviour::body(HUGE, Delimit::Chunked(16_384))),
+        get("huge-until-close".into(), Behaviour::body(HUGE, Delimit::Close)),
+        upload("huge-upload", Upload::Length(HUGE)),
+        upload("huge-upload-chunked", Upload::Chunked(HUGE, 1_000_000)),
     ]
 }
 

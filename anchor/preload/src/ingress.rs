@@ -189,16 +189,23 @@ fn copy(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, most: usize, 
     }
 }
 
+/// How much more may be held, and by which limit.
+fn allowed(engine: &Engine, anchor: &anchor::Anchor) -> (u64, Reason) {
+    let message = engine.config.max_anchored.saturating_sub(anchor.held());
+    let process = engine.config.max_anchored_total.saturating_sub(engine.stats.level(Gauge::BytesHeld));
+    if process < message { (process, Reason::TotalLimit) } else { (message, Reason::ConnectionLimit) }
+}
+
 /// Moves payload from the socket into the pipe and writes the placeholder.
 fn hold(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>, left: u64) -> Step {
     let Some(mut anchor) = socket.anchor.and_then(anchor::lookup) else {
         call.copy = Some(Reason::Internal);
         return Step::Full;
     };
-    let allowed = engine.config.max_anchored.saturating_sub(anchor.held());
+    let (allowed, limit) = allowed(engine, &anchor);
     let want = left.min((call.size - call.done) as u64).min(SPLICE_MOST as u64);
     if want > allowed {
-        call.copy = Some(Reason::ConnectionLimit);
+        call.copy = Some(limit);
         return Step::Full;
     }
     let want = markable(call.iov, call.done, want as usize);

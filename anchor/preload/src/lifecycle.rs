@@ -162,12 +162,16 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
     }
 }
 
-/// A connection leaves for another process: whoever reads it there must find every byte.
+/// A connection leaves for another process: whoever reads it there must find every byte, or none.
 pub(crate) fn shared(fd: c_int) {
     if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
         cell.with(fd, |socket| {
             egress::flush(engine, socket);
             socket.copies = Some(Reason::CallFlags);
+            if socket.ahead > 0 {
+                // What was taken from the socket cannot be put back, and who reads on would miss it unawares.
+                egress::doubt(engine, socket, "it is passed on, and payload of it was read ahead");
+            }
         });
     }
 }
@@ -236,7 +240,7 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
     use std::os::unix::net::UnixStream;
 
-    use syscalls::{Sysno, syscall};
+    use syscalls::{Errno, Sysno, syscall};
 
     use super::*;
     use crate::testing::{self, BODY, SENT, body};
@@ -259,6 +263,44 @@ mod tests {
         drop(second);
         assert!(matches!(table::entry(fd), Entry::Nothing));
         assert_eq!(far.read(&mut [0; 8]).expect("its end"), 0);
+    }
+
+    /// The next read of a descriptor where nobody has the library.
+    fn read_elsewhere(fd: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = [0u8; 64];
+        // SAFETY: the buffer lives.
+        let n = unsafe { syscall!(Sysno::read, fd, bytes.as_mut_ptr(), bytes.len()) }?;
+        Ok(bytes[..n].to_vec())
+    }
+
+    fn resets() -> u64 {
+        underdeck_stats::Snapshot::of_pid(std::process::id()).expect("counters").resets
+    }
+
+    #[test]
+    fn a_connection_that_is_passed_on_with_bytes_ahead_is_reset() {
+        for pass in [testing::pass, testing::pass_among_several] {
+            let (near, mut far, _) = testing::ahead(Some(testing::set()));
+            let (ours, theirs) = UnixStream::pair().expect("a pair");
+            let before = resets();
+            pass(&ours, near.as_raw_fd());
+            assert!(resets() > before);
+            let there = testing::passed(&theirs);
+            // Not what follows the bytes that it does not get, and not the end of the stream.
+            assert_eq!(read_elsewhere(there.as_raw_fd()), Err(Errno::ECONNRESET));
+            let error = far.read(&mut [0; 8]).expect_err("nobody is there");
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_passed_on_is_whole() {
+        let (near, mut far) = testing::pair();
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        testing::pass(&ours, near.as_raw_fd());
+        let there = testing::passed(&theirs);
+        far.write_all(b"HTTP").expect("sent");
+        assert_eq!(read_elsewhere(there.as_raw_fd()).as_deref(), Ok(&b"HTTP"[..]));
     }
 
     #[test]

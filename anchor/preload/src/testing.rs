@@ -175,6 +175,22 @@ fn with_message<T>(then: impl FnOnce(&mut libc::msghdr) -> T) -> T {
 
 /// Passes a descriptor to whoever has the other end.
 pub(crate) fn pass(by: &UnixStream, fd: RawFd) {
+    // SAFETY: the caller's promise.
+    pass_by(fd, |message| unsafe { libc::sendmsg(by.as_raw_fd(), message, 0) });
+}
+
+/// As [`pass`], by `sendmmsg(2)`.
+pub(crate) fn pass_among_several(by: &UnixStream, fd: RawFd) {
+    pass_by(fd, |message| {
+        let mut messages = [libc::mmsghdr { msg_hdr: *message, msg_len: 0 }];
+        // SAFETY: the caller's promise.
+        assert_eq!(unsafe { libc::sendmmsg(by.as_raw_fd(), messages.as_mut_ptr(), 1, 0) }, 1);
+        messages[0].msg_len.cast_signed() as isize
+    });
+}
+
+/// Hands a message that carries a descriptor to `send`, which is to say that it sent one byte.
+fn pass_by(fd: RawFd, send: impl FnOnce(&mut libc::msghdr) -> isize) {
     with_message(|message| {
         // SAFETY: there is room for one entry, and everything lives.
         let n = unsafe {
@@ -183,7 +199,7 @@ pub(crate) fn pass(by: &UnixStream, fd: RawFd) {
             entry.cmsg_len = libc::CMSG_LEN(4) as usize;
             libc::CMSG_DATA(entry).cast::<RawFd>().write_unaligned(fd);
             message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-            libc::sendmsg(by.as_raw_fd(), message, 0)
+            send(message)
         };
         assert_eq!(n, 1);
     });

@@ -24,7 +24,8 @@ pub struct LogLine {
 }
 
 fn id_of(target: &str) -> String {
-    Behaviour::parse(target).map_or_else(|| target.to_owned(), |(id, _)| id)
+    let authority = || target.strip_suffix(":443").unwrap_or(target).to_owned();
+    Behaviour::parse(target).map_or_else(authority, |(id, _)| id)
 }
 
 /// `$request_uri $status $bytes_sent $body_bytes_sent $request_length $upstream_bytes_received $upstream_bytes_sent
@@ -58,7 +59,7 @@ pub(super) fn haproxy(line: &str) -> Option<LogLine> {
     })
 }
 
-/// `PATH RESPONSE_CODE DOWNSTREAM_WIRE_BYTES_SENT BYTES_SENT DOWNSTREAM_WIRE_BYTES_RECEIVED
+/// `PATH-OR-AUTHORITY RESPONSE_CODE DOWNSTREAM_WIRE_BYTES_SENT BYTES_SENT DOWNSTREAM_WIRE_BYTES_RECEIVED
 /// UPSTREAM_WIRE_BYTES_RECEIVED UPSTREAM_WIRE_BYTES_SENT RESPONSE_FLAGS`
 pub(super) fn envoy(line: &str) -> Option<LogLine> {
     nginx(line)
@@ -75,6 +76,7 @@ mod tests {
         assert_eq!(line.upstream_received, Some(290));
         let line = haproxy("/x/a-1?len=5 200 300 80 --\n").expect("a line");
         assert_eq!((line.ending.as_str(), line.received), ("--", Some(80)));
+        assert_eq!(haproxy("a-1:443 200 300 80 --\n").expect("a line of CONNECT").id, "a-1");
         assert_eq!(nginx("half a li"), None);
     }
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{worker_user, write};
 use crate::LabError;
+use crate::tls::Certificate;
 use crate::tools::Tool;
 
 const HCM: &str =
@@ -15,7 +16,8 @@ const HCM: &str =
 const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
 const FILE_LOG: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
 const UPSTREAM: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-const FORMAT: &str = "%REQ(:PATH)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
+const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+const FORMAT: &str = "%REQ(:PATH?:AUTHORITY)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
                       %DOWNSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_SENT% \
                       %RESPONSE_FLAGS%\n";
 
@@ -26,11 +28,17 @@ pub struct Envoy {
     pub workers: usize,
     /// Runs as the user that the workers of the others are, whom limits bind.
     pub unprivileged: bool,
+    /// HTTPS to the client, by the TLS library inside of Envoy.
+    pub tls: bool,
+    /// HTTP/2 to the client: by ALPN with `tls`, else to one that begins with it (`codec_type: AUTO`).
+    pub http2: bool,
+    /// HTTP/2 to the backend, without TLS.
+    pub upstream_http2: bool,
 }
 
 impl Default for Envoy {
     fn default() -> Self {
-        Self { workers: 1, unprivileged: false }
+        Self { workers: 1, unprivileged: false, tls: false, http2: false, upstream_http2: false }
     }
 }
 
@@ -40,6 +48,7 @@ impl Envoy {
         dir: &Path,
         listen: SocketAddr,
         backend: SocketAddr,
+        certificate: Option<&Certificate>,
         log: bool,
     ) -> Result<Command, LabError> {
         let at =
@@ -50,28 +59,41 @@ impl Envoy {
         }});
         let access_logs = if log { vec![access_log] } else { Vec::new() };
         let manager = json!({
-            "@type": HCM, "stat_prefix": "lab", "codec_type": "HTTP1", "generate_request_id": false,
+            "@type": HCM, "stat_prefix": "lab", "codec_type": if self.http2 { "AUTO" } else { "HTTP1" },
+            "generate_request_id": false,
             "http_protocol_options": {
                 "accept_http_10": true, "default_host_for_http_10": "lab.test", "enable_trailers": true,
             },
-            "upgrade_configs": [{"upgrade_type": "websocket"}],
+            "upgrade_configs": [{"upgrade_type": "websocket"}, {"upgrade_type": "CONNECT"}],
             "access_log": access_logs,
             "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": [
+                {"match": {"connect_matcher": {}}, "route": {"cluster": "backend", "timeout": "0s"}},
                 {"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}},
             ]}]},
             "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": true}}],
         });
+        let mut chain = json!({"filters": [{"name": "manager", "typed_config": manager}]});
+        if let Some(certificate) = certificate {
+            let pair = json!({
+                "certificate_chain": {"filename": certificate.cert}, "private_key": {"filename": certificate.key},
+            });
+            let alpn: &[&str] = if self.http2 { &["h2", "http/1.1"] } else { &["http/1.1"] };
+            let context = json!({"alpn_protocols": alpn, "tls_certificates": [pair]});
+            chain["transport_socket"] =
+                json!({"name": "tls", "typed_config": {"@type": TLS, "common_tls_context": context}});
+        }
         let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": at(backend)}}]}]);
-        let http1 =
-            json!({"explicit_http_config": {"http_protocol_options": {"enable_trailers": true}}, "@type": UPSTREAM});
+        let upstream = match self.upstream_http2 {
+            true => json!({"http2_protocol_options": {}}),
+            false => json!({"http_protocol_options": {"enable_trailers": true}}),
+        };
+        let upstream = json!({"explicit_http_config": upstream, "@type": UPSTREAM});
         let config = json!({"static_resources": {
-            "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [
-                {"filters": [{"name": "manager", "typed_config": manager}]},
-            ]}],
+            "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [chain]}],
             "clusters": [{
                 "name": "backend", "type": "STATIC", "connect_timeout": "5s",
                 "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
-                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http1},
+                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
             }],
         }});
         // JSON is YAML.

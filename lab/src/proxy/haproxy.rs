@@ -28,6 +28,10 @@ pub struct Haproxy {
     pub bufsize: Option<u32>,
     /// HTTPS to the client.
     pub tls: bool,
+    /// HTTP/2 by ALPN. Without TLS, HAProxy takes it from any client that begins with it.
+    pub http2: bool,
+    /// HTTP/2 to the backend, without TLS.
+    pub upstream_http2: bool,
     /// `maxconn`.
     pub connections: usize,
     /// Reuses connections to the backend.
@@ -45,6 +49,8 @@ impl Default for Haproxy {
             splice_always: false,
             bufsize: None,
             tls: false,
+            http2: false,
+            upstream_http2: false,
             connections: 6000,
             keepalive: true,
             timeout_s: 60,
@@ -86,6 +92,8 @@ impl Haproxy {
         let auto = if self.splice { "option splice-auto" } else { "" };
         let always = if self.splice_always { "option splice-request\n    option splice-response" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
+        let alpn = if self.tls && self.http2 { " alpn h2,http/1.1" } else { "" };
+        let proto = if self.upstream_http2 { " proto h2" } else { "" };
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let log = if log { "log global" } else { "no log" };
         let socket = socket(dir).display().to_string();
@@ -94,8 +102,8 @@ impl Haproxy {
             "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    stats socket {socket}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
              timeout connect 5s\n    timeout client {timeout_s}s\n    timeout server {timeout_s}s\n    timeout tunnel {timeout_s}s\n\
-             frontend lab\n    bind {listen}{ssl} backlog 4096\n    default_backend backend\n\
-             backend backend\n    http-reuse {reuse}\n    server one {backend}\n"
+             frontend lab\n    bind {listen}{ssl}{alpn} backlog 4096\n    default_backend backend\n\
+             backend backend\n    http-reuse {reuse}\n    server one {backend}{proto}\n"
         );
         let config = write(dir, "haproxy.cfg", &config)?;
         let mut command = Command::new(Tool::Haproxy.path()?);

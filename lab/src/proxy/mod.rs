@@ -160,7 +160,7 @@ impl Spec {
         match self {
             Self::Nginx(nginx) => nginx.tls,
             Self::Haproxy(haproxy) => haproxy.tls,
-            Self::Envoy(_) => false,
+            Self::Envoy(envoy) => envoy.tls,
         }
     }
 }
@@ -201,7 +201,7 @@ impl Proxy {
         let mut command = match spec {
             Spec::Nginx(nginx) => nginx.command(dir.path(), port.addr(), backend, certificate.as_ref(), *log)?,
             Spec::Haproxy(haproxy) => haproxy.command(dir.path(), port.addr(), backend, certificate.as_ref(), *log)?,
-            Spec::Envoy(envoy) => envoy.command(dir.path(), port.addr(), backend, *log)?,
+            Spec::Envoy(envoy) => envoy.command(dir.path(), port.addr(), backend, certificate.as_ref(), *log)?,
         };
         if let Mode::Underdeck(engine) = mode {
             engine.apply(&mut command);

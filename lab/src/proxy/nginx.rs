@@ -38,6 +38,8 @@ pub struct Nginx {
     pub gzip: bool,
     /// HTTPS to the client.
     pub tls: bool,
+    /// HTTP/2 to the client: by ALPN with `tls`, else to one that begins with it. nginx 1.22 then takes nothing else without TLS.
+    pub http2: bool,
     /// Keeps connections to the backend.
     pub keepalive: bool,
     /// `proxy_http_version`.
@@ -63,6 +65,7 @@ impl Default for Nginx {
             cache: false,
             gzip: false,
             tls: false,
+            http2: false,
             keepalive: true,
             upstream_version: "1.1",
             workers: 1,
@@ -116,6 +119,7 @@ impl Nginx {
             let (cert, key) = (certificate.cert.display(), certificate.key.display());
             let _ = writeln!(server, "ssl_certificate {cert}; ssl_certificate_key {key};");
         }
+        let http2 = if self.http2 { " http2" } else { "" };
         let dir = dir.display();
         let user = worker_user().map(|user| format!("user {user};")).unwrap_or_default();
         let Self { workers, main, server: more, .. } = self;
@@ -137,7 +141,7 @@ impl Nginx {
              client_max_body_size 0;\nkeepalive_requests 1000000;\nsendfile on;\nserver_tokens off;\n{cache}\n\
              map $http_upgrade $lab_connection {{ default upgrade; '' {connection}; }}\n\
              upstream backend {{ server {backend}; {keepalive} }}\n\
-             server {{\nlisten {listen}{ssl} backlog=4096;\n\
+             server {{\nlisten {listen}{ssl}{http2} backlog=4096;\n\
              location / {{ proxy_pass http://backend; }}\n{server}\n{more}\n}}\n}}\n",
             connection = if self.keepalive { "''" } else { "close" },
         )

@@ -227,6 +227,11 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         first.msg_len = c_uint::try_from(n).unwrap_or(0);
         return if n < 0 { -1 } else { 1 };
     }
+    if !messages.is_null() {
+        // SAFETY: the caller's promise: so many messages.
+        let all = unsafe { core::slice::from_raw_parts(messages, count as usize) };
+        all.iter().for_each(|message| passed_descriptors(&message.msg_hdr));
+    }
     next!(sendmmsg(fd => c_int, messages => *mut mmsghdr, count => c_uint, flags => c_int) -> c_int, fail(Errno::ENOSYS) as c_int)
 }
 
