@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use underdeck_stats::{ReadError, Snapshot};
+pub use underdeck_stats::{Reason, Role};
 
 use crate::proxy::Proxy;
 use crate::{LabError, wait};

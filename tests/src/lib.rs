@@ -2,7 +2,8 @@
 //!
 //! [`cases`] is the table of exchanges, [`matrix`] sends them through twins. The tests themselves are in `tests/`.
 //!
-//! They need what `lab/setup.sh` installs and the library of a release build (`UNDERDECK_LIB` names another one).
+//! They need what `lab/setup.sh` installs, and the library and the command of a release build (`UNDERDECK_LIB` and
+//! `UNDERDECK_PROGRAM` name others). [`user`] is somebody who has both installed.
 //! `UNDERDECK_TEST_LIB=none` runs plain twins against each other: it shows that the harness itself is silent on
 //! proxies that are equal. `UNDERDECK_TEST_ONLY=TEXT` keeps only the exchanges whose name contains the text.
 
@@ -10,3 +11,4 @@ pub mod cases;
 pub mod download;
 pub mod matrix;
 pub mod soak;
+pub mod user;
