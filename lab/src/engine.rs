@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use underdeck_stats::{ReadError, Snapshot};
-pub use underdeck_stats::{Reason, Role};
+use underdeck_stats::ReadError;
+pub use underdeck_stats::{Reason, Role, RoleSnapshot, Snapshot};
 
 use crate::proxy::Proxy;
 use crate::{LabError, wait};
