@@ -42,15 +42,29 @@ impl Home {
         let library = tools::library().unwrap_or_else(|error| panic!("{error}"));
         std::fs::copy(library, it.path().join("lib/underdeck/libunderdeck_anchor.so")).expect("a copy");
         let command = tools::underdeck().unwrap_or_else(|error| panic!("{error}"));
-        // It is large; another name of it does where the file system allows that.
-        let own = it.path().join("bin/underdeck");
-        std::fs::hard_link(&command, &own).or_else(|_| std::fs::copy(&command, &own).map(|_| ())).expect("a copy");
+        it.install(&command, "underdeck");
         if it.is_other {
             for folder in [it.path().to_owned(), it.path().join("temp")] {
                 chown(folder, Some(NOBODY), Some(NOBODY)).expect("we are root");
             }
         }
         it
+    }
+
+    /// Gives the user a program, which may lie where others may not look.
+    fn install(&self, program: &Path, name: &str) -> PathBuf {
+        let own = self.path().join("bin").join(name);
+        if !own.exists() {
+            // It may be large; another name of it does where the file system allows that.
+            std::fs::hard_link(program, &own).or_else(|_| std::fs::copy(program, &own).map(|_| ())).expect("a copy");
+        }
+        own
+    }
+
+    /// A program of the lab.
+    pub fn tool(&self, tool: Tool) -> PathBuf {
+        let path = tool.path().unwrap_or_else(|error| panic!("{error}"));
+        self.install(&path, &format!("{tool:?}").to_lowercase())
     }
 
     /// The directory.
@@ -129,6 +143,33 @@ impl Home {
         let haproxy = Tool::Haproxy.path().unwrap_or_else(|error| panic!("{error}"));
         let mut command = self.underdeck(&["run", "--"]);
         command.arg(haproxy).args(options).arg("-f").arg(config);
+        command
+    }
+
+    /// Writes `envoy.yaml` and returns `underdeck run -- envoy`: epoch `epoch` of the instance with this number.
+    pub fn envoy_command(&self, instance: u32, epoch: u32, listen: SocketAddr, backend: SocketAddr) -> Command {
+        const HTTP: &str = "type.googleapis.com/envoy.extensions.filters";
+        let at =
+            |addr: SocketAddr| format!("{{socket_address: {{address: {}, port_value: {}}}}}", addr.ip(), addr.port());
+        let route = "{match: {prefix: /}, route: {cluster: one, timeout: 0s}}";
+        let router = format!("{{name: router, typed_config: {{'@type': {HTTP}.http.router.v3.Router}}}}");
+        let manager = format!(
+            "{{'@type': {HTTP}.network.http_connection_manager.v3.HttpConnectionManager, stat_prefix: it, codec_type: HTTP1, \
+             route_config: {{virtual_hosts: [{{name: it, domains: ['*'], routes: [{route}]}}]}}, http_filters: [{router}]}}"
+        );
+        let config = format!(
+            "static_resources:\n  listeners:\n  - name: it\n    address: {}\n    filter_chains:\n    \
+             - filters: [{{name: it, typed_config: {manager}}}]\n  clusters:\n  - name: one\n    type: STATIC\n    \
+             load_assignment: {{cluster_name: one, endpoints: [{{lb_endpoints: [{{endpoint: {{address: {}}}}}]}}]}}\n",
+            at(listen),
+            at(backend)
+        );
+        let config = self.write("envoy.yaml", &config);
+        let envoy = self.tool(Tool::Envoy);
+        let mut command = self.underdeck(&["run", "--"]);
+        command.arg(envoy).arg("-c").arg(config).args(["--concurrency", "1", "--log-level", "warning"]);
+        command.args(["--drain-time-s", "1", "--parent-shutdown-time-s", "4"]);
+        command.args(["--base-id", &instance.to_string(), "--restart-epoch", &epoch.to_string()]);
         command
     }
 }

@@ -120,6 +120,44 @@ impl Drop for Stops<'_> {
     }
 }
 
+/// Downloads, long ones and one short one after the other, while `replace` brings the process that takes the place of `old`
+/// into being, until that one is accelerated. All of them must come to their end.
+fn under_load(front: &Front, backend: &Backend, old: u32, replace: impl FnOnce() -> u32) {
+    let (side, stops) = (Side { proxy: None, front, backend }, AtomicBool::new(false));
+    let fetch_it = |exchange: Exchange| {
+        let seen = observe(&exchange, side).expect("a broken exchange is no error");
+        assert_eq!(judge(&exchange, &seen), Vec::<String>::new());
+        is_whole(&seen)
+    };
+    let (long, short) = std::thread::scope(|scope| {
+        let long: Vec<_> = (0..CLIENTS).map(|i| scope.spawn(move || fetch_it(download(format!("long-{i}"))))).collect();
+        // New ones all the while, so that some meet each moment of the replacement.
+        let stops = &stops;
+        let short = scope.spawn(move || {
+            let mut all = Vec::new();
+            while !stops.load(Relaxed) {
+                let behaviour = Behaviour::body(BODY, Delimit::Length);
+                let one = Exchange::new(format!("short-{}", all.len()), vec![Step::get(behaviour)]).faulty();
+                all.push(fetch_it(one));
+            }
+            all
+        });
+        let ends = Stops(stops);
+        let busy = || (proc::census(old).sockets >= 2 * CLIENTS).then_some(());
+        wait::until("all downloads run", WITHIN, busy).expect("all downloads run");
+        let fresh = replace();
+        let serves = || engine::of_pid(fresh).ok().filter(|it| engine::anchored(it) >= BODY);
+        wait::until("the new process is accelerated", WITHIN, serves).expect("the new process is accelerated");
+        drop(ends);
+        let long: Vec<bool> = long.into_iter().map(|it| it.join().expect("right bytes")).collect();
+        (long, short.join().expect("right bytes"))
+    });
+    assert_eq!(long, [true; CLIENTS], "downloads that had begun come to their end");
+    assert!(short.iter().all(|whole| *whole), "a request met a moment without a listener: {short:?}");
+    let gone = || (!proc::alive(old)).then_some(());
+    wait::until("the old process ends", WITHIN, gone).expect("the old process ends");
+}
+
 /// The master starts itself again by execvp, gets the listeners of its old worker from it, and starts a new one.
 #[test]
 fn haproxy_master_reloads_under_load() {
@@ -133,42 +171,46 @@ fn haproxy_master_reloads_under_load() {
     // HAProxy loses a signal that comes before its master waits for events.
     let ready = || (master.stderr_tail().contains("Loading success") && proc::sleeps(master.pid())).then_some(());
     wait::until("the master waits", WITHIN, ready).expect("the master waits");
-    let (side, stops) = (Side { proxy: None, front: &front, backend: &backend }, AtomicBool::new(false));
-    let fetch_it = |exchange: Exchange| {
-        let seen = observe(&exchange, side).expect("a broken exchange is no error");
-        assert_eq!(judge(&exchange, &seen), Vec::<String>::new());
-        is_whole(&seen)
-    };
-    let (long, short) = std::thread::scope(|scope| {
-        let long: Vec<_> = (0..CLIENTS).map(|i| scope.spawn(move || fetch_it(download(format!("long-{i}"))))).collect();
-        // New ones all the while, so that some meet each moment of the reload.
-        let stops = &stops;
-        let short = scope.spawn(move || {
-            let mut all = Vec::new();
-            while !stops.load(Relaxed) {
-                let behaviour = Behaviour::body(BODY, Delimit::Length);
-                let one = Exchange::new(format!("short-{}", all.len()), vec![Step::get(behaviour)]).faulty();
-                all.push(fetch_it(one));
-            }
-            all
-        });
-        let _stops = Stops(stops);
-        let busy = || (proc::census(old).sockets >= 2 * CLIENTS).then_some(());
-        wait::until("all downloads run", WITHIN, busy).expect("all downloads run");
+    under_load(&front, &backend, old, || {
         master.signal(Signal::USR2).expect("signalled");
-        let fresh = worker(master.pid(), &[old]);
-        let serves = || engine::of_pid(fresh).ok().filter(|it| engine::anchored(it) >= BODY);
-        wait::until("the new worker is accelerated", WITHIN, serves).expect("the new worker is accelerated");
-        stops.store(true, Relaxed);
-        let long: Vec<bool> = long.into_iter().map(|it| it.join().expect("right bytes")).collect();
-        (long, short.join().expect("right bytes"))
+        worker(master.pid(), &[old])
     });
-    assert_eq!(long, [true; CLIENTS], "a reload lets downloads finish");
-    assert!(short.iter().all(|whole| *whole), "a request met a moment without a listener: {short:?}");
-    let gone = || (!proc::alive(old)).then_some(());
-    wait::until("the old worker ends", WITHIN, gone).expect("the old worker ends");
     is_accelerated(&home, worker(master.pid(), &[old]), BODY);
     master.stop().expect("nothing is left");
+}
+
+/// What Envoy's instances share stays in `/dev/shm` when they are gone.
+struct Instance(u32);
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // Where Envoy did not get that far, there is none.
+        let _ = std::fs::remove_file(format!("/dev/shm/envoy_shared_memory_{}", self.0 * 10));
+    }
+}
+
+/// The new Envoy gets the listeners of the old one from it, and tells it to end.
+#[test]
+fn envoy_restarts_hot_under_load() {
+    let home = Home::new();
+    let backend = Backend::start().expect("a backend");
+    let (port, front) = port();
+    let instance = Instance(std::process::id());
+    let start = |epoch: u32| {
+        let command = home.envoy_command(instance.0, epoch, port.addr(), backend.addr());
+        Process::spawn(&format!("envoy-{epoch}"), home.path(), command).expect("it starts")
+    };
+    let mut old = start(0);
+    opens(port.addr());
+    fetch("first", &front, &backend, BODY);
+    is_accelerated(&home, old.pid(), BODY);
+    let mut new = None;
+    under_load(&front, &backend, old.pid(), || new.insert(start(1)).pid());
+    assert_eq!(old.exited().and_then(|status| status.code()), Some(0), "{}", old.stderr_tail());
+    let new = new.expect("it was started");
+    fetch("last", &front, &backend, BODY);
+    is_accelerated(&home, new.pid(), BODY);
+    new.stop().expect("nothing is left");
 }
 
 #[test]
@@ -178,7 +220,7 @@ fn what_cannot_be_accelerated_is_refused_and_codes_come_through() {
         let Output { status, stderr, .. } = command.output().expect("it starts");
         (status.code(), String::from_utf8_lossy(&stderr).into_owned())
     };
-    let program = Tool::NginxStatic.path().unwrap_or_else(|error| panic!("{error}"));
+    let program = home.tool(Tool::NginxStatic);
     let (code, said) = output(home.underdeck(&["run", "--"]).arg(&program).arg("-v"));
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(&format!("not started: {}: statically linked", program.display())), "{said}");
