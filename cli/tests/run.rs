@@ -118,10 +118,15 @@ fn force_is_told_to_the_engine() {
 
 #[test]
 fn off_in_the_environment_is_respected() {
-    for off in ["off", "OFF", "0"] {
+    // The words that the library understands.
+    for off in ["off", "OFF", "Off", "0", "no", "False"] {
         let done = run(World::default().var("UNDERDECK", off), &["--", "true"]);
         assert!(done.err.contains("without the engine"), "{}", done.err);
         assert!(!done.launches[0].vars.contains_key(std::ffi::OsStr::new("LD_PRELOAD")));
+    }
+    for on in ["", "on", "1", "yes", "offline"] {
+        let done = run(World::default().var("UNDERDECK", on), &["--", "true"]);
+        assert!(done.launches[0].vars.contains_key(std::ffi::OsStr::new("LD_PRELOAD")), "{on}: {}", done.err);
     }
 }
 

@@ -26,6 +26,11 @@ pub fn alive(pid: u32) -> bool {
     stat(pid).is_some_and(|s| !s.zombie)
 }
 
+/// Whether the process's first thread sleeps in the kernel and can be woken by a signal.
+pub fn sleeps(pid: u32) -> bool {
+    stat(pid).is_some_and(|s| s.sleeps)
+}
+
 fn all() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -35,6 +40,7 @@ struct Stat {
     parent: u32,
     group: u32,
     zombie: bool,
+    sleeps: bool,
     user: Duration,
     user_and_system: Duration,
 }
@@ -49,6 +55,7 @@ fn stat(pid: u32) -> Option<Stat> {
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         zombie: matches!(*fields.first()?, "Z" | "X"),
+        sleeps: *fields.first()? == "S",
         user: TICK * user,
         user_and_system: TICK * ticks,
     })

@@ -415,6 +415,16 @@ mod tests {
         unsafe { std::os::fd::FromRawFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) }
     }
 
+    unsafe extern "C" {
+        fn execveat(
+            directory: c_int,
+            path: *const libc::c_char,
+            arguments: *const *const libc::c_char,
+            environment: *const *const libc::c_char,
+            flags: c_int,
+        ) -> c_int;
+    }
+
     /// A process that ends with `how`, with a batch. `None`: not this process.
     fn ending() -> Option<()> {
         let how = std::env::var("UNDERDECK_TEST_ENDS_BY").ok()?;
@@ -423,12 +433,27 @@ mod tests {
         let (mut server, _) = listener.accept().expect("a client");
         let (_near, _far, accepted) = testing::batched(&mut server);
         println!("sent {accepted}");
-        // SAFETY: nothing after it matters.
+        let null = core::ptr::null::<libc::c_char>();
+        let (path, name) = (c"/bin/echo".as_ptr(), c"echo".as_ptr());
+        // More than there are registers for arguments.
+        let a = c"argument".as_ptr();
+        let (list, none) = ([name, a, null], [null]);
+        let (list, none) = (list.as_ptr(), none.as_ptr());
+        // SAFETY: everything lives, and nothing after it matters.
         unsafe {
             match how.as_str() {
                 "_exit" => libc::_exit(0),
                 "exit" => libc::exit(0),
-                _ => libc::execv(c"/bin/true".as_ptr(), [c"true".as_ptr(), core::ptr::null()].as_ptr()),
+                "execv" => libc::execv(path, list),
+                "execve" => libc::execve(path, list, none),
+                "execvp" => libc::execvp(name, list),
+                "execvpe" => libc::execvpe(name, list, none),
+                "execl" => libc::execl(path, name, a, a, a, a, a, a, a, a, null),
+                "execlp" => libc::execlp(name, name, a, a, a, a, a, a, a, a, null),
+                "execle" => libc::execle(path, name, a, a, a, a, a, a, a, a, null, none),
+                "fexecve" => libc::fexecve(libc::open(path, libc::O_RDONLY), list, none),
+                "execveat" => execveat(libc::AT_FDCWD, path, list, none, 0),
+                _ => 0,
             }
         };
         None
@@ -440,7 +465,9 @@ mod tests {
             return ending().unwrap_or_default();
         }
         testing::hear_panics();
-        for how in ["exit", "_exit", "execv"] {
+        let lists = ["execl", "execlp", "execle"];
+        let arrays = ["execv", "execve", "execvp", "execvpe", "fexecve", "execveat"];
+        for how in ["exit", "_exit"].into_iter().chain(lists).chain(arrays) {
             let name = "batch::tests::what_was_accepted_is_sent_however_the_process_ends";
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command.args(["--exact", name, "--nocapture"]).env("UNDERDECK_TEST_ENDS_BY", how);
@@ -456,8 +483,15 @@ mod tests {
             let mut all = Vec::new();
             client.set_read_timeout(Some(testing::PATIENCE)).expect("set");
             client.read_to_end(&mut all).expect("an orderly end");
-            child.wait().expect("it ends");
-            assert_eq!(all.len(), accepted, "{how}");
+            // Of a process that was not replaced after all, this test itself would say more.
+            assert!(child.wait().expect("it ends").success(), "{how}");
+            let said: Vec<String> = said.collect();
+            let expected = match how {
+                "exit" | "_exit" => vec![],
+                _ if lists.contains(&how) => vec![["argument"; 8].join(" ")],
+                _ => vec!["argument".to_owned()],
+            };
+            assert_eq!((all.len(), said), (accepted, expected), "{how}");
         }
     }
 }

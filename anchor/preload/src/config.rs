@@ -62,7 +62,12 @@ pub(crate) fn get() -> &'static Config {
 
 /// Whether the environment switches the engine off.
 pub(crate) fn is_off() -> bool {
-    std::env::var("UNDERDECK").is_ok_and(|value| matches!(value.as_str(), "off" | "0" | "no" | "false"))
+    std::env::var("UNDERDECK").is_ok_and(|value| says_off(&value))
+}
+
+/// `underdeck run` understands the same words.
+fn says_off(value: &str) -> bool {
+    ["off", "0", "no", "false"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
 impl Config {
@@ -156,6 +161,16 @@ mod tests {
         assert_eq!(parse_size("1g"), Some(1 << 30));
         for wrong in ["", "k", "-1", "1.5m", "99999999999999999999", "99999999999g", "12q"] {
             assert_eq!(parse_size(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn off_has_several_words() {
+        for off in ["off", "OFF", "Off", "0", "no", "False"] {
+            assert!(says_off(off), "{off}");
+        }
+        for on in ["", "on", "1", "yes", "offline"] {
+            assert!(!says_off(on), "{on}");
         }
     }
 

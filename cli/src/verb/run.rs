@@ -129,8 +129,11 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
     start(path, args.program, env)
 }
 
+/// In the words that the library understands.
 fn switched_off(env: &Env<'_>) -> bool {
-    env.var("UNDERDECK").is_some_and(|value| value.eq_ignore_ascii_case("off") || value == "0")
+    let says_off =
+        |value: &std::ffi::OsStr| ["off", "0", "no", "false"].iter().any(|word| value.eq_ignore_ascii_case(word));
+    env.var("UNDERDECK").is_some_and(|value| says_off(value))
 }
 
 /// Value of UNDERDECK_LEAVE_OUT; refuses what the audit refuses.

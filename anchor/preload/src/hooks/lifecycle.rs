@@ -199,3 +199,63 @@ pub unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     }
     next!(unshare(flags => c_int) -> c_int, fail_int(Errno::ENOSYS))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, IntoRawFd};
+    use std::process::Command;
+
+    use super::*;
+    use crate::testing;
+
+    fn is_open(fd: c_int) -> bool {
+        std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok()
+    }
+
+    /// Closes everything above standard error by `how`, in a process of its own.
+    fn closing(how: &str) {
+        let (near, far, _) = testing::ahead(Some(testing::set()));
+        let fds = [near.into_raw_fd(), far.into_raw_fd()];
+        assert!(fds.iter().all(|fd| table::socket(*fd).is_some() && is_open(*fd)));
+        let own = || (0..=table::highest().cast_signed()).filter(|fd| matches!(table::entry(*fd), Entry::Ours));
+        let before: Vec<c_int> = own().collect();
+        assert!(before.len() > 2, "counters and a pipe");
+        // SAFETY: nothing in this thread uses what is closed.
+        unsafe {
+            match how {
+                "closefrom" => closefrom(3),
+                _ => assert_eq!(close_range(3, c_uint::MAX, 0), 0),
+            }
+        }
+        for fd in fds {
+            assert!(table::socket(fd).is_none() && !is_open(fd), "{how}: {fd} is still known");
+        }
+        let held: Vec<c_int> = own().collect();
+        assert!(!held.is_empty() && held.iter().all(|fd| is_open(*fd)), "{how}: {before:?}, {held:?}");
+        let (near, _far, got) = testing::ahead(Some(testing::set()));
+        assert!(testing::copied(&near, 100) == testing::body(got, 100), "{how}");
+    }
+
+    #[test]
+    fn a_range_is_closed_without_what_is_the_engines_own() {
+        if let Ok(how) = std::env::var("UNDERDECK_TEST_CLOSES_BY") {
+            return closing(&how);
+        }
+        for how in ["closefrom", "close_range"] {
+            let name = "hooks::lifecycle::tests::a_range_is_closed_without_what_is_the_engines_own";
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["--exact", name, "--nocapture"]).env("UNDERDECK_TEST_CLOSES_BY", how);
+            let output = command.output().expect("it starts");
+            assert!(output.status.success(), "{how}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+
+    #[test]
+    fn a_range_that_is_to_be_closed_at_exec_stays_open() {
+        let (near, _far, got) = testing::ahead(Some(testing::set()));
+        let fd = near.as_raw_fd().cast_unsigned();
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { close_range(fd, fd, libc::CLOSE_RANGE_CLOEXEC as c_int) }, 0);
+        assert!(testing::copied(&near, 100) == testing::body(got, 100));
+    }
+}

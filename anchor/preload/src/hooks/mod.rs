@@ -1,5 +1,8 @@
 //! The border: the functions that the application calls instead of libc's. Each looks up the descriptor and calls either
 //! the engine or the function it stands in for.
+//!
+//! What is not here needs nothing: `tee(2)` copies from one pipe of the application to another, and what the application puts
+//! into a pipe (`write`, `vmsplice`) holds payload by then, never a placeholder.
 
 mod exits;
 mod idle;

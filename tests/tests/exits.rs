@@ -1,0 +1,157 @@
+//! Payload that leaves otherwise than by a plain connection is put back; where that keeps happening, the route is learnt.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use underdeck_lab::backend::Backend;
+use underdeck_lab::behaviour::{Behaviour, Delimit};
+use underdeck_lab::client::{Front, Pace};
+use underdeck_lab::engine::{Reason, Role, RoleSnapshot};
+use underdeck_lab::ports::Port;
+use underdeck_lab::proxy::{Nginx, Spec};
+use underdeck_lab::tls::Certificate;
+use underdeck_lab::twin::{Exchange, Manner, Step};
+use underdeck_lab::{content, engine};
+use underdeck_tests::matrix::{self, Lane};
+use underdeck_tests::user::{Home, opens, right, worker};
+
+const BODY: u64 = 1_000_000;
+const REQUESTS: usize = 8;
+
+/// Requests of one connection, each for a body of its own.
+fn requests(name: &str) -> Exchange {
+    let step = |i: usize| Step::get(Behaviour { seed: 7 + i as u64, ..Behaviour::body(BODY, Delimit::Length) });
+    Exchange::new(name, (0..REQUESTS).map(step).collect())
+}
+
+/// Sends the exchanges through nginx under the engine; returns the counters of responses.
+fn forwarded(nginx: Nginx, exchanges: &[Exchange]) -> RoleSnapshot {
+    let lane = Lane::underdeck(&Spec::Nginx(nginx));
+    for exchange in exchanges {
+        right(exchange, &lane.front, &lane.backend);
+    }
+    assert_eq!(lane.check_counters().0, Vec::<String>::new());
+    let counters = *engine::snapshot(&lane.proxy).expect("the library is in it").role(Role::Connected);
+    lane.stop().expect("nothing is left");
+    counters
+}
+
+/// Payload left by `exit` at first, and was copied as soon as that was learnt: all but the first body at least.
+fn is_learnt(of: &RoleSnapshot, exit: Reason) {
+    assert_ne!(of.materialised_by_reason[exit as usize], 0, "{of:?}");
+    let copied = of.copied_by_reason[Reason::RouteLearnt as usize];
+    assert!(copied >= (REQUESTS as u64 - 1) * BODY / 10 * 9, "{copied} bytes: {of:?}");
+    assert!(of.bytes_anchored <= BODY, "{of:?}");
+}
+
+#[test]
+fn a_route_to_tls_is_learnt() {
+    is_learnt(&forwarded(Nginx { tls: true, ..Nginx::large() }, &[requests("tls")]), Reason::ExitTls);
+}
+
+#[test]
+fn a_route_to_a_compressor_is_learnt() {
+    let mut exchange = requests("gzip");
+    for step in &mut exchange.steps {
+        step.fields.push(("Accept-Encoding".into(), "gzip".into()));
+    }
+    is_learnt(&forwarded(Nginx { gzip: true, ..Nginx::large() }, &[exchange]), Reason::ExitDeflate);
+}
+
+#[test]
+fn a_route_to_a_cache_is_learnt() {
+    // The second time they come from the cache.
+    let both = [requests("cache"), requests("cache")];
+    let counters = forwarded(Nginx { cache: true, ..Nginx::large() }, &both);
+    is_learnt(&counters, Reason::ExitFile);
+    assert_eq!(counters.messages, REQUESTS as u64, "{counters:?}");
+}
+
+#[test]
+fn a_route_that_pays_is_not_learnt() {
+    let counters = forwarded(Nginx::large(), &[requests("plain")]);
+    assert_eq!((counters.copied_by_reason[Reason::RouteLearnt as usize], counters.bytes_materialised), (0, 0));
+    assert!(counters.bytes_anchored >= REQUESTS as u64 * BODY / 10 * 9, "{counters:?}");
+}
+
+/// Sends an exchange through an nginx with these lines in its location; returns its directory and the counters of responses.
+fn located(lines: &str, exchange: &Exchange) -> (Home, RoleSnapshot) {
+    let home = Home::new();
+    let backend = Backend::start().expect("a backend");
+    let port = Port::free().expect("a port");
+    let dir = home.path().display().to_string();
+    let server = format!(
+        "server {{ listen {}; location / {{ proxy_pass http://{}; {} }} }}",
+        port.addr(),
+        backend.addr(),
+        lines.replace("DIR", &dir)
+    );
+    let nginx = home.nginx("", &server);
+    opens(port.addr());
+    right(exchange, &Front::from(port.addr()), &backend);
+    let counters = engine::of_pid(worker(nginx.pid(), &[])).expect("the library is in it");
+    assert_eq!((counters.resets, counters.panics, counters.bytes_held), (0, 0, 0), "{counters:?}");
+    nginx.stop().expect("nothing is left");
+    (home, *counters.role(Role::Connected))
+}
+
+fn assert_file(path: &Path, of: &Behaviour) {
+    let stored = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let right = content::bytes(of.seed, 0, of.len as usize);
+    let wrong = stored.iter().zip(&right).position(|(a, b)| a != b);
+    assert_eq!((stored.len(), wrong), (right.len(), None), "{}", path.display());
+}
+
+#[test]
+fn what_is_stored_is_right() {
+    let exchange = requests("stored");
+    let (home, counters) = located("proxy_store DIR/temp/stored$uri;", &exchange);
+    for (i, step) in exchange.steps.iter().enumerate() {
+        let target = step.behaviour.target(&exchange.id(i));
+        let path = target.split('?').next().expect("a path").trim_start_matches('/');
+        assert_file(&home.path().join("temp/stored").join(path), &step.behaviour);
+    }
+    is_learnt(&counters, Reason::ExitFile);
+}
+
+#[test]
+fn what_threads_write_to_temporary_files_is_right() {
+    // More than the buffers of all sockets hold.
+    const LONG: u64 = 24 << 20;
+    let few = "proxy_buffers 2 8k; proxy_buffer_size 8k; proxy_busy_buffers_size 8k;";
+    let lines = format!("{few} aio threads; aio_write on;");
+    let exchange = Exchange::new("spooled", vec![Step::get(Behaviour::body(LONG, Delimit::Length))]);
+    let pace = Pace { receive_buffer: Some(16 * 1024), ..Pace::default() };
+    let (_, counters) = located(&lines, &exchange.manner(Manner::Held).pace(pace));
+    assert_ne!(counters.materialised_by_reason[Reason::ExitFile as usize], 0, "{counters:?}");
+}
+
+#[test]
+fn what_ssl_write_ex_encrypts_is_right() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("tls-relay");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/c/tls-relay.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-Wall", "-Werror", "-o"]).arg(&program).args([source, "-lssl", "-lcrypto"]);
+    assert!(compiler.status().expect("a compiler").success());
+    let certificate = Certificate::make(dir.path()).expect("a certificate");
+    let backend = Backend::start().expect("a backend");
+    let mut command = Command::new(&program);
+    command.arg(&certificate.cert).arg(&certificate.key).arg(backend.addr().port().to_string());
+    matrix::engine().expect("this test needs the library").min_body(64).apply(&mut command);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let port = said.next().and_then(|line| line.strip_prefix("port ")?.parse().ok()).expect("its port");
+    let addr = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let front = Front { addr, tls: Some(certificate.client().expect("a client")) };
+    let step = Step::get(Behaviour::body(BODY, Delimit::Close));
+    right(&Exchange::new("encrypted", vec![step]), &front, &backend);
+    assert_eq!(said.next().as_deref(), Some("done"));
+    let counters = engine::of_pid(child.id()).expect("the library is in it");
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!((counters.resets, counters.panics, counters.bytes_held), (0, 0, 0), "{counters:?}");
+    let connected = counters.role(Role::Connected);
+    assert_ne!(connected.materialised_by_reason[Reason::ExitTls as usize], 0, "{connected:?}");
+}
