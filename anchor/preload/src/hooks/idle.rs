@@ -3,7 +3,7 @@
 use libc::{c_char, c_int, c_uint, c_void, clockid_t, pid_t, pthread_t, sigset_t, timespec, useconds_t};
 use syscalls::Errno;
 
-use super::{Next, fail, next};
+use super::{fail, next};
 use crate::{batch, lifecycle};
 
 macro_rules! waits {
@@ -137,94 +137,61 @@ executes! {
     execveat(directory: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int)
 }
 
-/// Calls `$before`, which returns an address, and goes on there with all arguments as they came, however many they are.
+/// Functions whose arguments are a list. Rust cannot define those, so the call goes on as it came.
 #[cfg(target_arch = "x86_64")]
-macro_rules! goes_on {
-    ($before:ident) => {
-        core::arch::naked_asm!(
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "push rcx",
-            "push r8",
-            "push r9",
-            "push rax", // how many vector registers hold arguments
-            "call {before}",
-            "mov r11, rax",
-            "pop rax",
-            "pop r9",
-            "pop r8",
-            "pop rcx",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
-            "jmp r11",
-            before = sym $before,
-        )
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! goes_on {
-    ($before:ident) => {
-        core::arch::naked_asm!(
-            "stp x29, x30, [sp, #-80]!",
-            "mov x29, sp",
-            "stp x0, x1, [sp, #16]",
-            "stp x2, x3, [sp, #32]",
-            "stp x4, x5, [sp, #48]",
-            "stp x6, x7, [sp, #64]",
-            "bl {before}",
-            "mov x16, x0",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x2, x3, [sp, #32]",
-            "ldp x4, x5, [sp, #48]",
-            "ldp x6, x7, [sp, #64]",
-            "ldp x29, x30, [sp], #80",
-            "br x16",
-            before = sym $before,
-        )
-    };
-}
+mod lists {
+    use libc::{c_int, c_void};
+    use syscalls::Errno;
 
-/// Functions whose arguments are a list: Rust cannot define those, so that the call is passed on as it is.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! executes_list {
-    ($(#[$doc:meta])* $name:ident, $before:ident) => {
-        extern "C" fn $before() -> *const c_void {
-            static NEXT: Next = match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => Next::new(name),
-                Err(_) => panic!("a name without zero bytes"),
-            };
-            ends();
-            let next = NEXT.address();
-            if next.is_null() { missing as *const c_void } else { next }
-        }
+    use crate::hooks::{Next, fail};
 
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() -> c_int {
-            goes_on!($before)
-        }
-    };
-}
+    macro_rules! executes_list {
+        ($(#[$doc:meta])* $name:ident, $before:ident) => {
+            /// Where to go on.
+            extern "C" fn $before() -> *const c_void {
+                static NEXT: Next = match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => Next::new(name),
+                    Err(_) => panic!("a name without zero bytes"),
+                };
+                super::ends();
+                let next = NEXT.address();
+                if next.is_null() { missing as *const c_void } else { next }
+            }
 
-extern "C" fn missing() -> c_int {
-    fail(Errno::ENOSYS) as c_int
-}
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() -> c_int {
+                // All that may hold arguments (System V ABI, section 3.2.3) is kept; what is on the stack stays where it is.
+                core::arch::naked_asm!(
+                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                    "call {before}",
+                    "mov r11, rax",
+                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                    "jmp r11",
+                    before = sym $before,
+                )
+            }
+        };
+    }
 
-executes_list! {
-    /// # Safety
-    /// As execl(3).
-    execl, before_execl
-}
-executes_list! {
-    /// # Safety
-    /// As execlp(3).
-    execlp, before_execlp
-}
-executes_list! {
-    /// # Safety
-    /// As execle(3).
-    execle, before_execle
+    extern "C" fn missing() -> c_int {
+        fail(Errno::ENOSYS) as c_int
+    }
+
+    executes_list! {
+        /// # Safety
+        /// As execl(3).
+        execl, before_execl
+    }
+    executes_list! {
+        /// # Safety
+        /// As execlp(3).
+        execlp, before_execlp
+    }
+    executes_list! {
+        /// # Safety
+        /// As execle(3).
+        execle, before_execle
+    }
 }
