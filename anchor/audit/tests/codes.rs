@@ -101,6 +101,7 @@ const HAPROXY: &[(&str, &str, &str)] = &[
     ("UDH114", "bind :443 ssl crt /c ocsp-update on", ""),
     ("UDH115", "no option http-use-htx", ""),
     ("UDH201", "bind :443 ssl crt /c", ""),
+    ("UDH116", "", "server s 10.0.0.1:443 ssl verify none"),
     ("UDH202", "", "server s 10.0.0.1:443 ssl verify none"),
     ("UDH301", "mode log", ""),
 ];

@@ -32,6 +32,8 @@ pub struct Haproxy {
     pub http2: bool,
     /// HTTP/2 to the backend, without TLS.
     pub upstream_http2: bool,
+    /// TLS to the backend, whose certificate is not looked at.
+    pub upstream_tls: bool,
     /// `maxconn`.
     pub connections: usize,
     /// Reuses connections to the backend.
@@ -51,6 +53,7 @@ impl Default for Haproxy {
             tls: false,
             http2: false,
             upstream_http2: false,
+            upstream_tls: false,
             connections: 6000,
             keepalive: true,
             timeout_s: 60,
@@ -93,6 +96,7 @@ impl Haproxy {
         let always = if self.splice_always { "option splice-request\n    option splice-response" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let alpn = if self.tls && self.http2 { " alpn h2,http/1.1" } else { "" };
+        let verify = if self.upstream_tls { " ssl verify none" } else { "" };
         let proto = if self.upstream_http2 { " proto h2" } else { "" };
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
         let log = if log { "log global" } else { "no log" };
@@ -103,7 +107,7 @@ impl Haproxy {
              defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
              timeout connect 5s\n    timeout client {timeout_s}s\n    timeout server {timeout_s}s\n    timeout tunnel {timeout_s}s\n\
              frontend lab\n    bind {listen}{ssl}{alpn} backlog 4096\n    default_backend backend\n\
-             backend backend\n    http-reuse {reuse}\n    server one {backend}{proto}\n"
+             backend backend\n    http-reuse {reuse}\n    server one {backend}{proto}{verify}\n"
         );
         let config = write(dir, "haproxy.cfg", &config)?;
         let mut command = Command::new(Tool::Haproxy.path()?);

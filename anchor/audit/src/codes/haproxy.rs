@@ -59,14 +59,18 @@ pub(super) const CODES: &[Code] = codes! {
     "UDH115" LeftOut Both: "HTX switched off",
         "`no option http-use-htx` selects the old HTTP code, which the engine has not been tested with.",
         "Remove the line.";
+    "UDH116" LeftOut Requests: "upload to a server with TLS",
+        "HAProxy does TLS with a transport of its own, which the engine cannot follow: an upload that came before the \
+         first handshake could not be sent.",
+        "Use plain HTTP/1.1 to servers on trusted networks.";
     // 2xx: materialised.
     "UDH201" Materialised Both tls: "TLS to clients",
         "Responses are encrypted by OpenSSL, the real bytes are put back for it; requests arrive encrypted and are \
          copied as always.",
         "Terminate TLS in front of this proxy where copying matters more than TLS on this hop.";
     "UDH202" Materialised Both tls: "TLS to the server",
-        "Requests are encrypted by OpenSSL, the real bytes are put back for it; responses arrive encrypted and are \
-         copied as always.",
+        "Requests are encrypted by OpenSSL and responses arrive encrypted: from the first handshake on, the process \
+         copies everything.",
         "Use plain HTTP/1.1 to servers on trusted networks.";
     // 3xx: left alone.
     "UDH301" Passed Both note: "not HTTP",

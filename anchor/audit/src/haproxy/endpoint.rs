@@ -46,7 +46,7 @@ pub(super) fn server(line: &Line, defaults: &[&Line]) -> (Vec<Address>, Vec<Hit>
     let mut hits = Vec::new();
     let tls = on("ssl");
     if tls {
-        hits.push(hit("UDH202", line));
+        hits.extend([hit("UDH116", line), hit("UDH202", line)]);
     } else if last("proto") == Some("h2") || target.starts_with("rhttp") || last("ws") == Some("h2") {
         hits.push(hit("UDH109", line));
     }

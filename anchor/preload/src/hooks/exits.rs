@@ -6,6 +6,7 @@ use libc::{c_int, c_long, iovec, size_t, ssize_t};
 use underdeck_stats::Reason;
 
 use super::{next, quietly};
+use crate::mark::Sighting;
 use crate::socket::Cell;
 use crate::tls::{self, Prepared};
 use crate::{anchor, engine, exits, table};
@@ -36,7 +37,9 @@ fn connection(ssl: *mut Ssl) -> Option<(c_int, &'static Cell)> {
 /// Writes `size` bytes by way of `write`, which is the library's own function: (address, size) -> bytes, or not more than
 /// zero for an error, which `SSL_get_error` explains.
 fn write_by(ssl: *mut Ssl, buffer: *const c_void, size: usize, write: impl Fn(*const c_void, usize) -> isize) -> isize {
-    let Some((fd, cell)) = connection(ssl) else { return write(buffer, size) };
+    let Some((fd, cell)) = connection(ssl) else {
+        return if quietly(false, || is_free(buffer, size)) { write(buffer, size) } else { refused(ssl, buffer) };
+    };
     if size == 0 || buffer.is_null() {
         return write(buffer, size);
     }
@@ -55,6 +58,34 @@ fn write_by(ssl: *mut Ssl, buffer: *const c_void, size: usize, write: impl Fn(*c
     quietly(result, || {
         cell.with(fd, |socket| tls::wrote(engine::running()?, socket, buffer, size, result)).flatten().unwrap_or(result)
     })
+}
+
+/// Whether no placeholder stands in what leaves by a transport of the application's own. Bodies that were anchored before the
+/// process did its first TLS handshake can get there; where such an application cuts them, nobody can tell.
+fn is_free(buffer: *const c_void, size: usize) -> bool {
+    /// Fewer bytes may look like the beginning of a mark by chance.
+    const TELLING: usize = 4;
+    let Some(engine) = engine::running().filter(|_| anchor::any_open() && size > 0 && !buffer.is_null()) else {
+        return true;
+    };
+    // SAFETY: the application handed these bytes in to be read.
+    let bytes = unsafe { core::slice::from_raw_parts(buffer.cast::<u8>(), size) };
+    let free = match engine.magic.find(bytes) {
+        Sighting::Nothing => true,
+        Sighting::Begun(at) => size - at < TELLING,
+        Sighting::Mark(..) => false,
+    };
+    if !free {
+        engine.stats.reset();
+        eprintln!("underdeck: a TLS connection failed: a placeholder on a connection that is not followed");
+    }
+    free
+}
+
+/// Has the library itself fail, so that `SSL_get_error` tells the application that the connection is over.
+fn refused(ssl: *mut Ssl, buffer: *const c_void) -> isize {
+    const BAD_LENGTH: c_int = -1;
+    next!(SSL_write(ssl => *mut Ssl, buffer => *const c_void, BAD_LENGTH => c_int) -> c_int, -1) as isize
 }
 
 /// A write that is tried again may come with its bytes at another address.
