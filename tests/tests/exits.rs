@@ -12,9 +12,9 @@ use underdeck_lab::ports::Port;
 use underdeck_lab::proxy::{Nginx, Spec};
 use underdeck_lab::tls::Certificate;
 use underdeck_lab::twin::{Exchange, Manner, Step};
-use underdeck_lab::{content, engine};
+use underdeck_lab::{content, engine, wait};
 use underdeck_tests::matrix::{self, Lane};
-use underdeck_tests::user::{Home, opens, right, worker};
+use underdeck_tests::user::{Home, WITHIN, opens, right, worker};
 
 const BODY: u64 = 1_000_000;
 const REQUESTS: usize = 8;
@@ -75,8 +75,9 @@ fn a_route_that_pays_is_not_learnt() {
     assert!(counters.bytes_anchored >= REQUESTS as u64 * BODY / 10 * 9, "{counters:?}");
 }
 
-/// Sends an exchange through an nginx with these lines in its location; returns its directory and the counters of responses.
-fn located(lines: &str, exchange: &Exchange) -> (Home, RoleSnapshot) {
+/// Sends an exchange through an nginx with these lines in its location, and waits until it has done what `is_done` looks for in
+/// its directory; returns that directory and the counters of responses.
+fn located(lines: &str, exchange: &Exchange, is_done: impl Fn(&Path) -> bool) -> (Home, RoleSnapshot) {
     let home = Home::new();
     let backend = Backend::start().expect("a backend");
     let port = Port::free().expect("a port");
@@ -90,8 +91,11 @@ fn located(lines: &str, exchange: &Exchange) -> (Home, RoleSnapshot) {
     let nginx = home.nginx("", &server);
     opens(port.addr());
     right(exchange, &Front::from(port.addr()), &backend);
-    let counters = engine::of_pid(worker(nginx.pid(), &[])).expect("the library is in it");
-    assert_eq!((counters.resets, counters.panics, counters.bytes_held), (0, 0, 0), "{counters:?}");
+    let (pid, is_done) = (worker(nginx.pid(), &[]), || is_done(home.path()).then_some(()));
+    wait::until("nginx is done", WITHIN, is_done).expect("nginx is done");
+    let settled = || engine::of_pid(pid).ok().filter(|it| it.bytes_held == 0);
+    let counters = wait::until("nothing is held", WITHIN, settled).expect("nothing is held");
+    assert_eq!((counters.resets, counters.panics), (0, 0), "{counters:?}");
     nginx.stop().expect("nothing is left");
     (home, *counters.role(Role::Connected))
 }
@@ -106,11 +110,17 @@ fn assert_file(path: &Path, of: &Behaviour) {
 #[test]
 fn what_is_stored_is_right() {
     let exchange = requests("stored");
-    let (home, counters) = located("proxy_store DIR/temp/stored$uri;", &exchange);
-    for (i, step) in exchange.steps.iter().enumerate() {
+    let file = |(i, step): (usize, &Step)| {
         let target = step.behaviour.target(&exchange.id(i));
         let path = target.split('?').next().expect("a path").trim_start_matches('/');
-        assert_file(&home.path().join("temp/stored").join(path), &step.behaviour);
+        (Path::new("temp/stored").join(path), step.behaviour.clone())
+    };
+    let files: Vec<_> = exchange.steps.iter().enumerate().map(file).collect();
+    // A file gets its name when it is whole, which may be after the client had it.
+    let are_there = |dir: &Path| files.iter().all(|(path, _)| dir.join(path).exists());
+    let (home, counters) = located("proxy_store DIR/temp/stored$uri;", &exchange, are_there);
+    for (path, behaviour) in &files {
+        assert_file(&home.path().join(path), behaviour);
     }
     is_learnt(&counters, Reason::ExitFile);
 }
@@ -123,7 +133,7 @@ fn what_threads_write_to_temporary_files_is_right() {
     let lines = format!("{few} aio threads; aio_write on;");
     let exchange = Exchange::new("spooled", vec![Step::get(Behaviour::body(LONG, Delimit::Length))]);
     let pace = Pace { receive_buffer: Some(16 * 1024), ..Pace::default() };
-    let (_, counters) = located(&lines, &exchange.manner(Manner::Held).pace(pace));
+    let (_, counters) = located(&lines, &exchange.manner(Manner::Held).pace(pace), |_| true);
     assert_ne!(counters.materialised_by_reason[Reason::ExitFile as usize], 0, "{counters:?}");
 }
 

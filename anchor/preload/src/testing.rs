@@ -135,6 +135,19 @@ pub(crate) fn ends<T: Send + 'static>(what: &str, then: impl FnOnce() -> T + Sen
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}"))
 }
 
+/// Runs a test in a process of its own: what the engine has once is not shared with other tests. `name` is the test's whole name.
+pub(crate) fn alone(name: &str, test: impl FnOnce()) {
+    const NAME: &str = "UNDERDECK_TEST_ALONE";
+    if std::env::var(NAME).is_ok_and(|it| it == name) {
+        return test();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let output = command.args(["--exact", name, "--nocapture"]).env(NAME, name).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = !output.status.success() || !said.contains("1 passed");
+    assert!(!failed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Whether a thread of this process sleeps in the kernel.
 pub(crate) fn sleeps(thread: libc::pid_t) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();

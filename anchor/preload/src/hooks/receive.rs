@@ -366,36 +366,41 @@ mod tests {
 
     #[test]
     fn recvmmsg_gives_one_message_and_the_next_one_later() {
-        let (near, _far, got) = testing::ahead(Some(testing::set()));
-        let (mut bytes, mut control) = ([[0u8; 64]; 2], [[0u8; 64]; 2]);
-        let mut iov = bytes.each_mut().map(|it| one(it.as_mut_ptr().cast(), it.len()));
-        let [first, second] = &mut iov;
-        let [near_control, far_control] = &mut control;
-        // Whoever asks for control data gets copies, so that the bytes can be looked at.
-        let headers = [message(first, near_control), message(second, far_control)];
-        let mut messages = headers.map(|msg_hdr| mmsghdr { msg_hdr, msg_len: 0 });
-        let mut receive = |at: usize| {
-            let (list, none) = (&raw mut messages[at], core::ptr::null_mut());
-            // SAFETY: everything lives, and there are as many messages as is said.
-            let n =
-                unsafe { libc::recvmmsg(near.as_raw_fd(), list, 2 - at as c_uint, libc::MSG_WAITFORONE as _, none) };
-            (n, messages.map(|it| it.msg_len))
-        };
-        assert_eq!(receive(0), (1, [64, 0]));
-        assert_eq!(receive(1), (1, [64, 64]));
-        assert_eq!(bytes.concat(), body(got, 128));
+        testing::alone("hooks::receive::tests::recvmmsg_gives_one_message_and_the_next_one_later", || {
+            let (near, _far, got) = testing::ahead(Some(testing::set()));
+            let (mut bytes, mut control) = ([[0u8; 64]; 2], [[0u8; 64]; 2]);
+            let mut iov = bytes.each_mut().map(|it| one(it.as_mut_ptr().cast(), it.len()));
+            let [first, second] = &mut iov;
+            let [near_control, far_control] = &mut control;
+            // Whoever asks for control data gets copies, so that the bytes can be looked at.
+            let headers = [message(first, near_control), message(second, far_control)];
+            let mut messages = headers.map(|msg_hdr| mmsghdr { msg_hdr, msg_len: 0 });
+            let mut receive = |at: usize| {
+                let (list, none) = (&raw mut messages[at], core::ptr::null_mut());
+                // SAFETY: everything lives, and there are as many messages as is said.
+                let n = unsafe {
+                    libc::recvmmsg(near.as_raw_fd(), list, 2 - at as c_uint, libc::MSG_WAITFORONE as _, none)
+                };
+                (n, messages.map(|it| it.msg_len))
+            };
+            assert_eq!(receive(0), (1, [64, 0]));
+            assert_eq!(receive(1), (1, [64, 64]));
+            assert_eq!(bytes.concat(), body(got, 128));
+        });
     }
 
     #[test]
     fn recvmmsg_of_a_connection_without_bytes_is_an_error() {
-        let (near, _far) = testing::pair();
-        let mut bytes = [0u8; 64];
-        let mut iov = one(bytes.as_mut_ptr().cast(), bytes.len());
-        let mut messages = mmsghdr { msg_hdr: message(&mut iov, &mut []), msg_len: 7 };
-        let none = core::ptr::null_mut();
-        // SAFETY: everything lives.
-        let n = unsafe { libc::recvmmsg(near.as_raw_fd(), &raw mut messages, 1, libc::MSG_DONTWAIT as _, none) };
-        assert_eq!((n, errno()), (-1, libc::EAGAIN));
+        testing::alone("hooks::receive::tests::recvmmsg_of_a_connection_without_bytes_is_an_error", || {
+            let (near, _far) = testing::pair();
+            let mut bytes = [0u8; 64];
+            let mut iov = one(bytes.as_mut_ptr().cast(), bytes.len());
+            let mut messages = mmsghdr { msg_hdr: message(&mut iov, &mut []), msg_len: 7 };
+            let none = core::ptr::null_mut();
+            // SAFETY: everything lives.
+            let n = unsafe { libc::recvmmsg(near.as_raw_fd(), &raw mut messages, 1, libc::MSG_DONTWAIT as _, none) };
+            assert_eq!((n, errno()), (-1, libc::EAGAIN));
+        });
     }
 
     #[test]

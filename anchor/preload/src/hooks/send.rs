@@ -347,79 +347,86 @@ mod tests {
 
     #[test]
     fn payload_is_put_back_by_whatever_call_it_goes_to_a_file() {
-        type Way = (&'static str, unsafe fn(RawFd, &[iovec; 2]) -> ssize_t);
-        let ways: [Way; 7] = [
-            // SAFETY: the caller has opened the file, and the lists live.
-            ("pwrite", |fd, [a, b]| unsafe {
-                libc::pwrite(fd, a.iov_base, a.iov_len, 0) + libc::pwrite(fd, b.iov_base, b.iov_len, a.iov_len as _)
-            }),
-            // SAFETY: as above.
-            ("pwrite64", |fd, [a, b]| unsafe {
-                libc::pwrite64(fd, a.iov_base, a.iov_len, 0) + libc::pwrite64(fd, b.iov_base, b.iov_len, a.iov_len as _)
-            }),
-            // SAFETY: as above.
-            ("pwritev", |fd, list| unsafe { libc::pwritev(fd, list.as_ptr(), 2, 0) }),
-            // SAFETY: as above.
-            ("pwritev64", |fd, list| unsafe { libc::pwritev64(fd, list.as_ptr(), 2, 0) }),
-            // SAFETY: as above.
-            ("pwritev2", |fd, list| unsafe { libc::pwritev2(fd, list.as_ptr(), 2, 0, 0) }),
-            // SAFETY: as above.
-            ("pwritev64v2", |fd, list| unsafe { pwritev64v2(fd, list.as_ptr(), 2, 0, 0) }),
-            // SAFETY: as above.
-            ("writev", |fd, list| unsafe { libc::writev(fd, list.as_ptr(), 2) }),
-        ];
-        for (how, write) in ways {
-            // SAFETY: the name is zero-terminated, and nobody else has the descriptor.
-            let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
-            let (mut it, right) = received();
-            let (first, second) = it.had.split_at_mut(right.len() / 3);
-            let list = [first, second].map(|part| one(part.as_ptr().cast(), part.len())[0]);
-            // SAFETY: everything lives.
-            let n = unsafe { write(file.as_raw_fd(), &list) };
-            assert_eq!(n, right.len().cast_signed(), "{how}");
-            let mut written = Vec::new();
-            std::io::Seek::rewind(&mut file).expect("a file");
-            file.read_to_end(&mut written).expect("a file");
-            assert!(written == right, "{how}");
-        }
+        testing::alone("hooks::send::tests::payload_is_put_back_by_whatever_call_it_goes_to_a_file", || {
+            type Way = (&'static str, unsafe fn(RawFd, &[iovec; 2]) -> ssize_t);
+            let ways: [Way; 7] = [
+                // SAFETY: the caller has opened the file, and the lists live.
+                ("pwrite", |fd, [a, b]| unsafe {
+                    libc::pwrite(fd, a.iov_base, a.iov_len, 0) + libc::pwrite(fd, b.iov_base, b.iov_len, a.iov_len as _)
+                }),
+                // SAFETY: as above.
+                ("pwrite64", |fd, [a, b]| unsafe {
+                    libc::pwrite64(fd, a.iov_base, a.iov_len, 0)
+                        + libc::pwrite64(fd, b.iov_base, b.iov_len, a.iov_len as _)
+                }),
+                // SAFETY: as above.
+                ("pwritev", |fd, list| unsafe { libc::pwritev(fd, list.as_ptr(), 2, 0) }),
+                // SAFETY: as above.
+                ("pwritev64", |fd, list| unsafe { libc::pwritev64(fd, list.as_ptr(), 2, 0) }),
+                // SAFETY: as above.
+                ("pwritev2", |fd, list| unsafe { libc::pwritev2(fd, list.as_ptr(), 2, 0, 0) }),
+                // SAFETY: as above.
+                ("pwritev64v2", |fd, list| unsafe { pwritev64v2(fd, list.as_ptr(), 2, 0, 0) }),
+                // SAFETY: as above.
+                ("writev", |fd, list| unsafe { libc::writev(fd, list.as_ptr(), 2) }),
+            ];
+            for (how, write) in ways {
+                // SAFETY: the name is zero-terminated, and nobody else has the descriptor.
+                let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
+                let (mut it, right) = received();
+                let (first, second) = it.had.split_at_mut(right.len() / 3);
+                let list = [first, second].map(|part| one(part.as_ptr().cast(), part.len())[0]);
+                // SAFETY: everything lives.
+                let n = unsafe { write(file.as_raw_fd(), &list) };
+                assert_eq!(n, right.len().cast_signed(), "{how}");
+                let mut written = Vec::new();
+                std::io::Seek::rewind(&mut file).expect("a file");
+                file.read_to_end(&mut written).expect("a file");
+                assert!(written == right, "{how}");
+            }
+        });
     }
 
     #[test]
     fn pages_that_go_into_a_pipe_hold_payload() {
-        let (it, right) = received();
-        let (mut read, write) = std::io::pipe().expect("a pipe");
-        let list = one(it.had.as_ptr().cast(), it.had.len());
-        // SAFETY: everything lives until the pipe is gone.
-        let n = unsafe { libc::vmsplice(write.as_raw_fd(), list.as_ptr(), 1, 0) };
-        assert_eq!(n, right.len().cast_signed());
-        let mut seen = vec![0; right.len()];
-        read.read_exact(&mut seen).expect("it is there");
-        assert!(seen == right);
+        testing::alone("hooks::send::tests::pages_that_go_into_a_pipe_hold_payload", || {
+            let (it, right) = received();
+            let (mut read, write) = std::io::pipe().expect("a pipe");
+            let list = one(it.had.as_ptr().cast(), it.had.len());
+            // SAFETY: everything lives until the pipe is gone.
+            let n = unsafe { libc::vmsplice(write.as_raw_fd(), list.as_ptr(), 1, 0) };
+            assert_eq!(n, right.len().cast_signed());
+            let mut seen = vec![0; right.len()];
+            read.read_exact(&mut seen).expect("it is there");
+            assert!(seen == right);
+        });
     }
 
     #[test]
     fn sendmmsg_sends_payload_message_by_message() {
-        let (mut client, mut server) = testing::pair();
-        client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
-        assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
-        let (mut it, right) = received();
-        let (first, second) = it.had.split_at_mut(right.len() / 3);
-        let mut parts = [first, second].map(|part| one(part.as_ptr().cast(), part.len()));
-        let mut messages = parts.each_mut().map(|part| {
-            // SAFETY: all-zero is a valid mmsghdr.
-            let mut message: mmsghdr = unsafe { core::mem::zeroed() };
-            (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (part.as_mut_ptr(), 1);
-            message
+        testing::alone("hooks::send::tests::sendmmsg_sends_payload_message_by_message", || {
+            let (mut client, mut server) = testing::pair();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+            assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+            let (mut it, right) = received();
+            let (first, second) = it.had.split_at_mut(right.len() / 3);
+            let mut parts = [first, second].map(|part| one(part.as_ptr().cast(), part.len()));
+            let mut messages = parts.each_mut().map(|part| {
+                // SAFETY: all-zero is a valid mmsghdr.
+                let mut message: mmsghdr = unsafe { core::mem::zeroed() };
+                (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (part.as_mut_ptr(), 1);
+                message
+            });
+            for at in 0..2 {
+                // SAFETY: everything lives, and there are as many messages as is said.
+                let n = unsafe { libc::sendmmsg(server.as_raw_fd(), &raw mut messages[at], 2 - at as c_uint, 0) };
+                assert_eq!((n, messages[at].msg_len as usize), (1, parts[at][0].iov_len));
+            }
+            testing::events(testing::set(), 1);
+            let mut seen = vec![0; right.len()];
+            client.read_exact(&mut seen).expect("it arrives");
+            assert!(seen == right);
         });
-        for at in 0..2 {
-            // SAFETY: everything lives, and there are as many messages as is said.
-            let n = unsafe { libc::sendmmsg(server.as_raw_fd(), &raw mut messages[at], 2 - at as c_uint, 0) };
-            assert_eq!((n, messages[at].msg_len as usize), (1, parts[at][0].iov_len));
-        }
-        testing::events(testing::set(), 1);
-        let mut seen = vec![0; right.len()];
-        client.read_exact(&mut seen).expect("it arrives");
-        assert!(seen == right);
     }
 
     #[test]

@@ -355,52 +355,62 @@ mod tests {
 
     #[test]
     fn every_way_to_wait_tells_of_what_was_read_ahead_and_waits_otherwise() {
-        type Way = (&'static str, fn(c_int) -> (c_int, bool));
-        static SHORT: timespec = timespec { tv_sec: 0, tv_nsec: 1 };
-        fn listed(fd: c_int, wait: impl Fn(*mut pollfd) -> c_int) -> (c_int, bool) {
-            let mut it = pollfd { fd, events: libc::POLLIN, revents: 0 };
-            (wait(&raw mut it), it.revents == libc::POLLIN)
-        }
-        fn in_set(fd: c_int, wait: impl Fn(*mut fd_set) -> c_int) -> (c_int, bool) {
-            // SAFETY: all-zero is an empty set, and the descriptor is small enough for one.
-            unsafe {
-                let mut set: fd_set = core::mem::zeroed();
-                libc::FD_SET(fd, &raw mut set);
-                (wait(&raw mut set), libc::FD_ISSET(fd, &raw const set))
-            }
-        }
-        let ways: [Way; 6] = [
-            // SAFETY: the descriptor is open, and everything lives.
-            ("poll", |fd| listed(fd, |list| unsafe { libc::poll(list, 1, 1) })),
-            // SAFETY: as above.
-            ("__poll_chk", |fd| unsafe { listed(fd, |list| __poll_chk(list, 1, 1, size_of::<pollfd>())) }),
-            // SAFETY: as above.
-            ("ppoll", |fd| unsafe { listed(fd, |list| libc::ppoll(list, 1, &raw const SHORT, core::ptr::null())) }),
-            // SAFETY: as above.
-            ("__ppoll_chk", |fd| unsafe {
-                listed(fd, |list| __ppoll_chk(list, 1, &raw const SHORT, core::ptr::null(), size_of::<pollfd>()))
-            }),
-            // SAFETY: as above.
-            ("select", |fd| unsafe {
-                let (none, mut short) = (core::ptr::null_mut(), timeval { tv_sec: 0, tv_usec: 1 });
-                let short = &raw mut short;
-                in_set(fd, |set| libc::select(fd + 1, set, none, none, short))
-            }),
-            // SAFETY: as above.
-            ("pselect", |fd| unsafe {
-                let none = core::ptr::null_mut();
-                in_set(fd, |set| libc::pselect(fd + 1, set, none, none, &raw const SHORT, core::ptr::null()))
-            }),
-        ];
-        let (near, _far, _) = testing::ahead(Some(testing::set()));
-        let (idle, _peer) = testing::pair();
-        let mut kernel = pollfd { fd: near.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as is said.
-        let n = unsafe { syscalls::syscall!(syscalls::Sysno::ppoll, &raw mut kernel, 1, &raw const AT_ONCE, 0, 0) };
-        assert_eq!(n, Ok(0), "the kernel has none of it");
-        for (how, wait) in ways {
-            assert_eq!((wait(near.as_raw_fd()), wait(idle.as_raw_fd())), ((1, true), (0, false)), "{how}");
-        }
+        testing::alone(
+            "hooks::wait::tests::every_way_to_wait_tells_of_what_was_read_ahead_and_waits_otherwise",
+            || {
+                type Way = (&'static str, fn(c_int) -> (c_int, bool));
+                static SHORT: timespec = timespec { tv_sec: 0, tv_nsec: 1 };
+                fn listed(fd: c_int, wait: impl Fn(*mut pollfd) -> c_int) -> (c_int, bool) {
+                    let mut it = pollfd { fd, events: libc::POLLIN, revents: 0 };
+                    (wait(&raw mut it), it.revents == libc::POLLIN)
+                }
+                fn in_set(fd: c_int, wait: impl Fn(*mut fd_set) -> c_int) -> (c_int, bool) {
+                    // SAFETY: all-zero is an empty set, and the descriptor is small enough for one.
+                    unsafe {
+                        let mut set: fd_set = core::mem::zeroed();
+                        libc::FD_SET(fd, &raw mut set);
+                        (wait(&raw mut set), libc::FD_ISSET(fd, &raw const set))
+                    }
+                }
+                let ways: [Way; 6] = [
+                    // SAFETY: the descriptor is open, and everything lives.
+                    ("poll", |fd| listed(fd, |list| unsafe { libc::poll(list, 1, 1) })),
+                    // SAFETY: as above.
+                    ("__poll_chk", |fd| unsafe { listed(fd, |list| __poll_chk(list, 1, 1, size_of::<pollfd>())) }),
+                    // SAFETY: as above.
+                    ("ppoll", |fd| unsafe {
+                        listed(fd, |list| libc::ppoll(list, 1, &raw const SHORT, core::ptr::null()))
+                    }),
+                    // SAFETY: as above.
+                    ("__ppoll_chk", |fd| unsafe {
+                        listed(fd, |list| {
+                            __ppoll_chk(list, 1, &raw const SHORT, core::ptr::null(), size_of::<pollfd>())
+                        })
+                    }),
+                    // SAFETY: as above.
+                    ("select", |fd| unsafe {
+                        let (none, mut short) = (core::ptr::null_mut(), timeval { tv_sec: 0, tv_usec: 1 });
+                        let short = &raw mut short;
+                        in_set(fd, |set| libc::select(fd + 1, set, none, none, short))
+                    }),
+                    // SAFETY: as above.
+                    ("pselect", |fd| unsafe {
+                        let none = core::ptr::null_mut();
+                        in_set(fd, |set| libc::pselect(fd + 1, set, none, none, &raw const SHORT, core::ptr::null()))
+                    }),
+                ];
+                let (near, _far, _) = testing::ahead(Some(testing::set()));
+                let (idle, _peer) = testing::pair();
+                let mut kernel = pollfd { fd: near.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                // SAFETY: one entry, as is said.
+                let n =
+                    unsafe { syscalls::syscall!(syscalls::Sysno::ppoll, &raw mut kernel, 1, &raw const AT_ONCE, 0, 0) };
+                assert_eq!(n, Ok(0), "the kernel has none of it");
+                for (how, wait) in ways {
+                    assert_eq!((wait(near.as_raw_fd()), wait(idle.as_raw_fd())), ((1, true), (0, false)), "{how}");
+                }
+            },
+        );
     }
 
     #[test]
