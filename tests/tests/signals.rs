@@ -50,16 +50,21 @@ fn during_downloads(lane: &Lane, act: impl FnOnce()) -> Vec<Observation> {
             || !lane.has_engine() || counters::snapshot(&lane.proxy).is_some_and(|it| counters::anchored(&it) > 0);
         let busy = || (sockets() >= 2 * CLIENTS && anchors()).then_some(());
         wait::until("all downloads run", WITHIN, busy).expect("all downloads run");
+        let before = seen(&old);
         act();
         let all = threads.into_iter().map(|thread| thread.join().expect("right bytes")).collect();
         over.store(true, Ordering::Relaxed);
         let last = watcher.join().expect("the watcher does not panic");
         if lane.has_engine() {
-            assert_eq!(last.len(), old.len(), "the counters of {old:?} were not seen");
-            assert!(last.values().all(|it| (it.resets, it.panics) == (0, 0)), "{last:?}");
+            assert_eq!(before.len(), old.len(), "the counters of {old:?} were not seen");
+            assert!(before.values().chain(last.values()).all(|it| (it.resets, it.panics) == (0, 0)), "{last:?}");
         }
         all
     })
+}
+
+fn seen(pids: &[u32]) -> BTreeMap<u32, Snapshot> {
+    pids.iter().filter_map(|pid| Some((*pid, counters::of_pid(*pid).ok()?))).collect()
 }
 
 /// What the counters of these processes showed last, whether or not they still live when it is over.
@@ -67,7 +72,7 @@ fn last_counters(pids: &[u32], over: &AtomicBool) -> BTreeMap<u32, Snapshot> {
     let mut last = BTreeMap::new();
     let look = || {
         let over = over.load(Ordering::Relaxed);
-        last.extend(pids.iter().filter_map(|pid| Some((*pid, counters::of_pid(*pid).ok()?))));
+        last.extend(seen(pids));
         over.then_some(())
     };
     // Too late: then the downloads have failed, and that is told.
@@ -75,26 +80,32 @@ fn last_counters(pids: &[u32], over: &AtomicBool) -> BTreeMap<u32, Snapshot> {
     last
 }
 
-/// Descriptors of a process that serves, as it was started.
+/// Pipes that the engine keeps.
+fn kept(lane: &Lane) -> usize {
+    counters::snapshot(&lane.proxy).map_or(0, |it| it.pipes_open as usize)
+}
+
+/// Descriptors of a process that has served once, without the engine's pipes. Before, it may not be done with its start.
 fn at_start(lane: &Lane) -> Census {
+    works(lane);
     let all = lane.proxy.census();
     assert_eq!(all.len(), 1, "one process serves: {all:?}");
-    all[0].clone()
+    Census { pipes: all[0].pipes - 2 * kept(lane), ..all[0].clone() }
 }
 
 /// Those who live have served something, hold nothing of it, and have no descriptors but those of the start, the pipes
 /// that the engine keeps, and a connection or two that is kept alive.
 fn nothing_is_held(lane: &Lane, start: &Census) {
     assert_eq!(lane.check_counters(&[Must::Anchor(Role::Connected)]), Vec::<String>::new());
-    let kept = || counters::snapshot(&lane.proxy).map_or(0, |it| it.pipes_open as usize);
     let right = |it: &Census| {
         let rest = (it.pipes, &it.memfds, it.deleted, it.others);
-        rest == (start.pipes + 2 * kept(), &start.memfds, start.deleted, start.others)
+        rest == (start.pipes + 2 * kept(lane), &start.memfds, start.deleted, start.others)
             && it.sockets <= start.sockets + 2
     };
     let all = || lane.proxy.census();
     let settled = || (all().len() == 1 && all().iter().all(right)).then_some(());
-    wait::until("", WITHIN, settled).unwrap_or_else(|_| panic!("{:?}, {} pipes, at first {start:?}", all(), kept()));
+    wait::until("", WITHIN, settled)
+        .unwrap_or_else(|_| panic!("{:?}, {} pipes, at first {start:?}", all(), kept(lane)));
 }
 
 fn whole(all: &[Observation]) -> usize {
@@ -119,7 +130,8 @@ fn new_workers(lane: &Lane, old: &[u32]) -> Vec<u32> {
         let workers: Vec<u32> = lane.proxy.workers().into_iter().filter(|pid| !old.contains(pid)).collect();
         (!workers.is_empty()).then_some(workers)
     };
-    wait::until("a new worker", WITHIN, fresh).expect("a new worker")
+    let log = || lane.proxy.error_log();
+    wait::until("a new worker", WITHIN, fresh).unwrap_or_else(|error| panic!("{error}: {}", log()))
 }
 
 fn engine_inside(lane: &Lane, pids: &[u32]) {
