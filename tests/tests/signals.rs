@@ -181,7 +181,9 @@ fn nginx_binary_upgrade() {
     let main = ["LD_PRELOAD", "UNDERDECK_PROTOCOL", "UNDERDECK_FORCE", "UNDERDECK_MIN_BODY"];
     let main = main.map(|name| format!("env {name};")).join("\n");
     let lane = Lane::underdeck(&Spec::Nginx(Nginx { main, orphan: true, ..Nginx::large() }));
-    // Not from the tree of processes: the shell that makes the master an orphan may still be there.
+    // While the shell that makes the master an orphan is still there, nginx ignores USR2.
+    let orphan = || (!proc::alive(lane.proxy.process().pid())).then_some(());
+    wait::until("the shell ends", WITHIN, orphan).expect("the shell ends");
     let old_master = pid_file(lane.proxy.dir(), 0);
     let (old, start) = (lane.proxy.workers(), at_start(&lane));
     let mut new_master = 0;
