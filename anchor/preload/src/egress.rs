@@ -18,6 +18,9 @@ use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
 use crate::socket::{Link, Socket};
 use crate::{batch, iov, sys};
 
+/// How many bytes of a call are searched for placeholders at once.
+const LOOK_MOST: usize = 512 << 10;
+
 /// One call of the application.
 struct Call<'a> {
     iov: &'a [iovec],
@@ -226,7 +229,7 @@ fn search(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(
         return Ok(());
     }
     if plain > 0 {
-        return send_plain(engine, socket, call, plain, sighting != Sighting::Nothing);
+        return send_plain(engine, socket, call, plain, plain < call.size - call.done);
     }
     resolve(engine, socket, call)
 }
@@ -243,19 +246,25 @@ fn gap_before(next: u64, offset: u64, at: usize) -> Result<usize, Stop> {
     }
 }
 
-/// The bytes before the first sighting, the sighting, and how many of the bytes before it are in the same slice.
+/// The bytes before the first sighting, the sighting, and how many of the bytes before it are in the same slice. Of a long call
+/// only the beginning is looked at, because the kernel will not take more: what is near its end waits for the next look.
 fn first_sighting(engine: &Engine, call: &Call<'_>) -> (usize, Sighting, usize) {
+    let rest = call.size - call.done;
+    let most = rest.min(LOOK_MOST);
     let mut before = 0;
-    for (address, len) in iov::pieces(call.iov, call.done, call.size - call.done) {
+    for (address, len) in iov::pieces(call.iov, call.done, most) {
         // SAFETY: the application handed these bytes in to be read.
         let bytes = unsafe { core::slice::from_raw_parts(address, len) };
         match engine.magic.find(bytes) {
             Sighting::Nothing => {}
+            Sighting::Begun(at) if most < rest && before + at + MARK > most => break,
             sighting @ (Sighting::Begun(at) | Sighting::Mark(at, _)) => return (before + at, sighting, at),
         }
         before += len;
     }
-    (before, Sighting::Nothing, 0)
+    // The bytes before a mark may be its segment's, see `gap_before`.
+    let plain = if most < rest { most - UNMARKED_MOST as usize } else { rest };
+    (plain, Sighting::Nothing, 0)
 }
 
 /// Decides whether a mark begins with the next byte: the application may have cut it, and framed its parts anew.
@@ -477,4 +486,54 @@ fn put_back(
     let sent = send_plain(engine, socket, call, piece, false);
     socket.link = link_after;
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+
+    use super::*;
+    use crate::testing;
+
+    fn long_calls() {
+        let near_the_end = [-4096, -2049, -2048, -2047, -100, -25, -24, -23, -8, -1, 0, 1, 100];
+        for from_the_end in near_the_end {
+            let (mut client, mut server) = testing::pair();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+            assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+            server.set_nonblocking(true).expect("set");
+            let (mut near, _far, got) = testing::ahead(Some(testing::set()));
+            let mut placeholder = vec![0; 8192];
+            let n = near.read(&mut placeholder).expect("it was read ahead");
+            let before = LOOK_MOST.strict_add_signed(from_the_end);
+            let mut message = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", before + n).into_bytes();
+            // The head goes by itself: what is searched begins behind it.
+            assert_eq!(server.write(&message).expect("room"), message.len());
+            let head = message.len();
+            message.extend((0..before).map(|at| (at * 7) as u8));
+            let mut right = message.clone();
+            right.extend(testing::body(got, n));
+            message.extend_from_slice(&placeholder[..n]);
+            let reader = std::thread::spawn(move || {
+                let mut seen = vec![0; right.len()];
+                client.read_exact(&mut seen).expect("all of it");
+                (0..right.len()).find(|at| seen[*at] != right[*at])
+            });
+            let mut at = head;
+            while at < message.len() {
+                match server.write(&message[at..]) {
+                    Ok(n) => at += n,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+                testing::events(testing::set(), 0);
+            }
+            testing::events(testing::set(), 1);
+            assert_eq!(reader.join().expect("no panic"), None, "{from_the_end}");
+        }
+    }
+
+    #[test]
+    fn a_placeholder_is_found_wherever_it_stands_in_a_long_call() {
+        testing::alone("egress::tests::a_placeholder_is_found_wherever_it_stands_in_a_long_call", long_calls);
+    }
 }

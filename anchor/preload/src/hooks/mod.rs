@@ -214,19 +214,10 @@ mod tests {
         let mut bytes = [0; 5];
         other.read_exact(&mut bytes).expect("received");
         assert_eq!(&bytes, b"bytes");
-        println!("it lives");
     }
 
     #[test]
     fn a_panic_ends_its_connection_and_the_engine_but_nothing_else() {
-        const INSIDE: &str = "UNDERDECK_TEST_PANICS";
-        if std::env::var_os(INSIDE).is_some() {
-            return panics();
-        }
-        let this = std::env::current_exe().expect("a path");
-        let name = "hooks::tests::a_panic_ends_its_connection_and_the_engine_but_nothing_else";
-        let done = std::process::Command::new(this).args([name, "--exact", "--nocapture"]).env(INSIDE, "1").output();
-        let said = String::from_utf8_lossy(&done.expect("it runs").stdout).into_owned();
-        assert!(said.contains("it lives"), "{said}");
+        crate::testing::alone("hooks::tests::a_panic_ends_its_connection_and_the_engine_but_nothing_else", panics);
     }
 }
