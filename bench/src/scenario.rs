@@ -94,7 +94,7 @@ impl ProxyKind {
     pub fn spec(self, splice: bool) -> Spec {
         // Uploads are passed on as they come, as the other two proxies do.
         let nginx = |nginx: Nginx| Spec::Nginx(Nginx { request_buffering: false, ..nginx });
-        // `option splice-auto` alone was seen never to splice these bodies: it waits for a stream that fills its buffers.
+        // `option splice-auto` alone was seen to splice only now and then: it waits for a stream that fills its buffers.
         let haproxy = |bufsize| Spec::Haproxy(Haproxy { splice, splice_always: splice, bufsize, ..Haproxy::default() });
         match self {
             Self::Nginx => nginx(Nginx::default()),

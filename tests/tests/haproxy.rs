@@ -1,5 +1,5 @@
-//! HAProxy: the matrix, with and without its own splicing, one and two threads. With `option splice-auto` alone it was
-//! seen not to splice at all.
+//! HAProxy: the matrix, with and without its own splicing, one and two threads. With `option splice-auto` alone it splices
+//! only now and then.
 
 use underdeck_lab::backend::Backend;
 use underdeck_lab::behaviour::{Behaviour, Delimit};
