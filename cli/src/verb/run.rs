@@ -133,7 +133,7 @@ pub fn run(args: Args, env: &mut Env<'_>) -> Result<Exit, Failure> {
 fn switched_off(env: &Env<'_>) -> bool {
     let says_off =
         |value: &std::ffi::OsStr| ["off", "0", "no", "false"].iter().any(|word| value.eq_ignore_ascii_case(word));
-    env.var("UNDERDECK").is_some_and(|value| says_off(value))
+    env.var("UNDERDECK").is_some_and(says_off)
 }
 
 /// Value of UNDERDECK_LEAVE_OUT; refuses what the audit refuses.
