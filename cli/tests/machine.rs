@@ -103,7 +103,7 @@ fn a_good_machine_is_all_right() {
 fn limits_are_counted_out() {
     let machine = Machine::new();
     machine.file("proc/sys/fs/pipe-user-pages-soft", "16384\n");
-    machine.expect("pipes.user-pages-soft", "warn", "at most about 64 bodies");
+    machine.expect("pipes.user-pages-soft", "warn", "at most 64 to 256 bodies");
     machine.file("proc/sys/fs/pipe-user-pages-hard", "32768\n");
     machine.expect("pipes.user-pages-hard", "warn", "32768");
     machine.file("proc/sys/fs/pipe-max-size", "65536\n");
