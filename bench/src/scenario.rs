@@ -175,7 +175,7 @@ fn with_both(points: Vec<Point>) -> Vec<Point> {
 pub enum Profile {
     /// Everything: bodies from 1 KiB to 4 MiB by powers of two, 1 to 256 connections, all networks. Some hours.
     Full,
-    /// The cases that the bars of the project and the paper's tables are about, closed loop. 20 minutes.
+    /// The cases that the bars of the project and the paper's tables are about, closed loop. About 20 minutes.
     Bars,
     /// A look at each axis, within 4 minutes; a test runs it.
     Quick,

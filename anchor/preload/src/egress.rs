@@ -247,7 +247,7 @@ fn gap_before(next: u64, offset: u64, at: usize) -> Result<usize, Stop> {
 }
 
 /// The bytes before the first sighting, the sighting, and how many of the bytes before it are in the same slice. Of a long call
-/// only the beginning is looked at, because the kernel will not take more: what is near its end waits for the next look.
+/// only the beginning is looked at, because a socket seldom takes more at once: what is near its end waits for the next look.
 fn first_sighting(engine: &Engine, call: &Call<'_>) -> (usize, Sighting, usize) {
     let rest = call.size - call.done;
     let most = rest.min(LOOK_MOST);
