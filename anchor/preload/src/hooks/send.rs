@@ -228,8 +228,9 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         return if n < 0 { -1 } else { 1 };
     }
     if !messages.is_null() {
-        // SAFETY: the caller's promise: so many messages.
-        let all = unsafe { core::slice::from_raw_parts(messages, count as usize) };
+        // SAFETY: the caller's promise: so many messages, of which the kernel looks at no more than UIO_MAXIOV.
+        let all =
+            unsafe { core::slice::from_raw_parts(messages, count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize) };
         all.iter().for_each(|message| passed_descriptors(&message.msg_hdr));
     }
     next!(sendmmsg(fd => c_int, messages => *mut mmsghdr, count => c_uint, flags => c_int) -> c_int, fail(Errno::ENOSYS) as c_int)
