@@ -2,8 +2,9 @@
 //!
 //! Many proxies write 8 or 16 KiB at a time, each of which would become a packet of its own. Inside an event loop, pieces
 //! of one segment after the other wait until there are [`MOST`] bytes, until something else is to be sent on the connection,
-//! or until the thread waits for events, or for anything else that the library sees (`hooks/idle.rs`). Bytes are accepted only
-//! where the kernel has room for them for certain, so that what was accepted can also be sent.
+//! or until the thread waits for events, or for anything else that the library sees (`hooks/idle.rs`). While more of the message
+//! is to come, full packets leave, and what is left over waits for it. Bytes are accepted only where the kernel has room for
+//! them for certain, so that what was accepted can also be sent.
 
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,10 @@ use crate::{sys, table};
 
 /// Bytes that wait on one connection at most.
 const MOST: usize = 128 << 10;
+/// [`Batch::looks`] of what may still grow.
+const LOOKS: u8 = 1;
+/// The same of what is left over when full packets have left: alone it costs as much as a full packet.
+const LOOKS_OF_A_TAIL: u8 = 8;
 
 /// Payload of one anchor that waits, at the end of what was accepted on its connection.
 #[derive(Debug)]
@@ -29,10 +34,20 @@ pub(crate) struct Batch {
     /// Offset of its first byte in the anchor.
     pub(crate) offset: u64,
     pub(crate) len: usize,
-    /// What the kernel is sure to take.
-    limit: usize,
     /// The application knows that the connection takes no more, and comes again.
     told: bool,
+    /// How often the loop may still look for events, without waiting for them, before this leaves.
+    looks: u8,
+}
+
+/// What comes after a piece of payload.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// More bytes of the same call.
+    CallGoesOn,
+    /// More of the same message, with another call.
+    MessageGoesOn,
+    Nothing,
 }
 
 impl Batch {
@@ -47,21 +62,17 @@ static EVER: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// This thread waits for events with epoll: batches leave there.
     static IS_LOOP: Cell<bool> = const { Cell::new(false) };
-    static WAITING: RefCell<Waiting> = const { RefCell::new(Waiting { fresh: Vec::new(), older: Vec::new() }) };
+    static WAITING: RefCell<Waiting> = const { RefCell::new(Waiting(Vec::new())) };
 }
 
 /// Descriptors of connections with batches.
-struct Waiting {
-    /// Begun since the loop last looked for events.
-    fresh: Vec<c_int>,
-    older: Vec<c_int>,
-}
+struct Waiting(Vec<c_int>);
 
 impl Drop for Waiting {
     /// The thread ends.
     fn drop(&mut self) {
-        for fd in self.older.drain(..).chain(self.fresh.drain(..)) {
-            quietly(true, || leave_at(fd));
+        for fd in self.0.drain(..) {
+            quietly(true, || leave_at(fd, false));
         }
     }
 }
@@ -74,7 +85,7 @@ pub(crate) fn forward(
     anchor: &mut Anchor,
     link: Link,
     len: usize,
-    more: bool,
+    then: Then,
     flags: c_int,
 ) -> Result<usize, Refusal> {
     if link.is_proven && accept(socket, link, len) {
@@ -83,9 +94,18 @@ pub(crate) fn forward(
     if socket.batch.is_some() {
         expect_socket(socket.fd)?;
     }
+    let mut tail = if link.is_proven && then == Then::MessageGoesOn { tail(socket, len) } else { 0 };
     loop {
         let (from, waiting) = socket.batch.as_ref().map_or((link.offset, 0), |batch| (batch.offset, batch.len));
-        let sent = anchor.forward(engine, from, waiting + len, socket.fd, more, flags)?;
+        let all = waiting + len;
+        let sent = anchor.forward(engine, from, all - tail, socket.fd, then == Then::CallGoesOn, flags)?;
+        if tail > 0 && sent == all - tail && remember(socket.fd) {
+            let offset = from + sent as u64;
+            socket.batch =
+                Some(Box::new(Batch { vpi: link.vpi, offset, len: tail, told: false, looks: LOOKS_OF_A_TAIL }));
+            return Ok(len);
+        }
+        tail = 0;
         if sent > waiting {
             socket.batch = None;
             return Ok(sent - waiting);
@@ -99,31 +119,66 @@ pub(crate) fn forward(
 
 /// Lets `len` bytes wait, if there is room for them.
 fn accept(socket: &mut Socket, link: Link, len: usize) -> bool {
-    if let Some(batch) = &mut socket.batch {
-        let fits = batch.len + len <= batch.limit && !batch.told;
-        batch.len += if fits { len } else { 0 };
-        return fits;
+    let fits = match &socket.batch {
+        Some(batch) => batch.len + len <= MOST && !batch.told,
+        None => len <= MOST / 2,
+    };
+    if !fits || !has_room(socket, len) {
+        return false;
     }
-    if len > MOST / 2 || !IS_LOOP.get() || socket.aliases > 0 {
+    match &mut socket.batch {
+        Some(batch) => batch.len += len,
+        None => {
+            if !remember(socket.fd) {
+                return false;
+            }
+            socket.batch = Some(Box::new(Batch { vpi: link.vpi, offset: link.offset, len, told: false, looks: LOOKS }));
+        }
+    }
+    true
+}
+
+/// Whether `len` more bytes may wait: this thread comes back to look after them, and the kernel will take them for certain.
+fn has_room(socket: &mut Socket, len: usize) -> bool {
+    if !IS_LOOP.get() || socket.aliases > 0 {
         return false;
     }
     if (socket.room as usize) < len {
         // Half of it: the kernel counts its own structures as well.
-        socket.room = u32::try_from(sys::send_room(socket.fd) / 2).unwrap_or(u32::MAX);
+        let room = (sys::send_room(socket.fd) / 2).saturating_sub(socket.waiting());
+        socket.room = u32::try_from(room).unwrap_or(u32::MAX);
+        socket.packet = sys::largest_packet(socket.fd);
     }
-    let limit = MOST.min(socket.room as usize);
-    if len > limit || !remember(socket.fd) {
-        return false;
+    socket.room as usize >= len
+}
+
+/// How many bytes at the end of what waits and `len` more would leave in a packet that is not full, and had better wait for
+/// those that follow.
+fn tail(socket: &mut Socket, len: usize) -> usize {
+    let all = socket.waiting() + len;
+    if !has_room(socket, len) || socket.packet == 0 || all < usize::from(socket.packet) {
+        return 0;
     }
-    let batch = Batch { vpi: link.vpi, offset: link.offset, len, limit, told: false };
-    socket.batch = Some(Box::new(batch));
-    true
+    all % usize::from(socket.packet)
+}
+
+/// How many of the bytes that wait stay although the loop looks for events: it has more to do.
+fn stays(socket: &mut Socket) -> usize {
+    let packet = usize::from(socket.packet);
+    let Some(batch) = &mut socket.batch else { return 0 };
+    if packet > 0 && batch.len >= packet {
+        batch.looks = LOOKS_OF_A_TAIL;
+        return batch.len % packet;
+    }
+    let may_stay = batch.looks > 0;
+    batch.looks = batch.looks.saturating_sub(1);
+    if may_stay { batch.len } else { 0 }
 }
 
 /// Has a connection looked after when this thread looks for events. False: not now, in a signal handler for instance.
 pub(crate) fn remember(fd: c_int) -> bool {
     EVER.store(true, Ordering::Relaxed);
-    let remembered = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| it.fresh.push(fd)).is_ok());
+    let remembered = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| it.0.push(fd)).is_ok());
     remembered.unwrap_or(false)
 }
 
@@ -151,11 +206,19 @@ fn expect_socket(fd: c_int) -> Result<(), Refusal> {
 
 /// Sends what waits; `more` follows at once.
 pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<(), Refusal> {
+    leave_but(engine, socket, 0, more)
+}
+
+/// Sends what waits, but for the last `tail` bytes.
+fn leave_but(engine: &Engine, socket: &mut Socket, tail: usize, more: bool) -> Result<(), Refusal> {
     if socket.batch.is_some() {
         expect_socket(socket.fd)?;
     }
     while let Some(batch) = &socket.batch {
-        let (vpi, offset, len) = (batch.vpi, batch.offset, batch.len);
+        let (vpi, offset, len) = (batch.vpi, batch.offset, batch.len.saturating_sub(tail));
+        if len == 0 {
+            break;
+        }
         let mut anchor = anchor::lookup(vpi).ok_or(Refusal::Gone)?;
         match anchor.forward(engine, offset, len, socket.fd, more, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)? {
             0 => return Err(Refusal::Kernel(Errno::EAGAIN)),
@@ -168,8 +231,9 @@ pub(crate) fn leave(engine: &Engine, socket: &mut Socket, more: bool) -> Result<
     Ok(())
 }
 
-/// Sends what waits on a connection. False: the kernel does not take it after all, or somebody is at work on it.
-pub(crate) fn leave_at(fd: c_int) -> bool {
+/// Sends what waits on a connection. `is_busy`: the loop has more to do, so that a packet that is not full may wait a little longer.
+/// False: something is left, because of that, because the kernel does not take it after all, or because somebody is at work on it.
+pub(crate) fn leave_at(fd: c_int, is_busy: bool) -> bool {
     let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };
     // A signal handler must not wait for the thread that it has interrupted.
     if cell.is_busy() {
@@ -179,12 +243,13 @@ pub(crate) fn leave_at(fd: c_int) -> bool {
         if socket.batch.as_ref().is_none_or(|batch| batch.told) {
             return true;
         }
-        match leave(engine, socket, false) {
-            Ok(()) => true,
+        let tail = if is_busy { stays(socket) } else { 0 };
+        match leave_but(engine, socket, tail, false) {
+            Ok(()) => tail == 0,
             Err(Refusal::Kernel(Errno::EAGAIN)) => false,
             Err(Refusal::Kernel(error)) => {
                 socket.batch = None;
-                socket.tx_error = error.into_raw();
+                socket.tx_error = Socket::due(error);
                 true
             }
             Err(Refusal::Unspliceable | Refusal::Gone) => {
@@ -211,33 +276,25 @@ fn leave_before_waiting() {
 }
 
 fn leave_if_any() {
-    let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !(it.fresh.is_empty() && it.older.is_empty()));
+    let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !it.0.is_empty());
     if IS_LOOP.get() && WAITING.try_with(has_any).unwrap_or(false) {
         before_events(true);
     }
 }
 
-/// The thread is about to look for events. `waits`: it may wait for them; otherwise what was begun since the last time may
-/// still grow. False: something could not leave yet, so that the wait must be short.
+/// The thread is about to look for events. `waits`: it may wait for them; otherwise what was begun lately may still grow. False:
+/// something has not left yet, so that the wait must be short.
 pub(crate) fn before_events(waits: bool) -> bool {
     IS_LOOP.set(true);
-    let due = WAITING.try_with(|waiting| {
-        let Ok(mut waiting) = waiting.try_borrow_mut() else { return Vec::new() };
-        let mut due = core::mem::take(&mut waiting.older);
-        if waits {
-            due.append(&mut waiting.fresh);
-        } else {
-            waiting.older = core::mem::take(&mut waiting.fresh);
-        }
-        due
-    });
-    let Ok(mut due) = due else { return true };
-    due.retain(|fd| !leave_at(*fd));
+    let due = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| core::mem::take(&mut it.0)));
+    let Ok(Ok(mut due)) = due else { return true };
+    // A connection is put on the list again whenever its batch begins anew.
+    due.sort_unstable();
+    due.dedup();
+    due.retain(|fd| !leave_at(*fd, !waits));
     let all_gone = due.is_empty();
-    if !all_gone {
-        for fd in due {
-            remember(fd);
-        }
+    for fd in due {
+        remember(fd);
     }
     all_gone
 }
@@ -376,6 +433,91 @@ mod tests {
         }
         assert!(batches > 10, "{batches} batches");
         assert!(asked < batches / 2, "asked {asked} times for {batches} batches");
+    }
+
+    /// A client for which the kernel keeps all that these tests send.
+    fn roomy_client() -> (TcpStream, TcpStream) {
+        let (client, server) = client();
+        let much: c_int = 208 << 10;
+        let (option, size) = (libc::SO_RCVBUF, size_of::<c_int>() as libc::socklen_t);
+        // SAFETY: one int, as is said.
+        let set =
+            unsafe { libc::setsockopt(client.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const much).cast(), size) };
+        assert_eq!(set, 0);
+        (client, server)
+    }
+
+    /// Packets with payload that were sent (`tcpi_data_segs_out`, Linux 4.6).
+    fn packets(stream: &TcpStream) -> u32 {
+        let (mut info, mut length) = ([0u32; 40], 160);
+        // SAFETY: the kernel writes at most `length` bytes there.
+        let asked = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        assert_eq!((asked, length), (0, 160));
+        info[39]
+    }
+
+    /// Forwards `pieces` of 16 KiB, and looks for events in between, without waiting, as a busy loop does.
+    fn forward(near: &mut TcpStream, far: &mut TcpStream, server: &mut TcpStream, pieces: usize) -> usize {
+        let (mut buffer, mut sent, mut all) = ([0; 16_384], testing::SENT, 0);
+        for piece in 1..=pieces {
+            far.write_all(&testing::body(sent, buffer.len())).expect("sent");
+            sent += buffer.len();
+            testing::until("it has arrived", || testing::unread(near) >= buffer.len());
+            let n = near.read(&mut buffer).expect("there is more");
+            assert_eq!(server.write(&buffer[..n]).expect("taken"), n);
+            all += n;
+            if piece % 5 == 0 {
+                testing::events(testing::set(), 0);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn packets_are_full_while_the_message_goes_on() {
+        let (mut client, mut server) = roomy_client();
+        let (mut near, mut far, accepted) = testing::batched(&mut server);
+        testing::events(testing::set(), 1);
+        let before = packets(&server);
+        let reader = std::thread::spawn(move || {
+            let mut seen = vec![0; accepted];
+            client.read_exact(&mut seen).expect("the beginning");
+            std::io::copy(&mut client, &mut std::io::sink()).expect("an orderly end")
+        });
+        let forwarded = forward(&mut near, &mut far, &mut server, 50);
+        testing::events(testing::set(), 1);
+        let (packets, full) = (packets(&server) - before, forwarded.div_ceil(65_483) as u32);
+        drop(server);
+        assert_eq!(reader.join().expect("no panic"), forwarded as u64);
+        assert!(packets <= full + 1, "{packets} packets for {forwarded} bytes");
+    }
+
+    #[test]
+    fn what_is_left_over_from_full_packets_leaves_although_nothing_follows() {
+        for waits in [0, 1] {
+            let (client, mut server) = roomy_client();
+            let (mut near, mut far, accepted) = testing::batched(&mut server);
+            let accepted = accepted + forward(&mut near, &mut far, &mut server, 5);
+            let waiting = || {
+                let fd = server.as_raw_fd();
+                table::socket(fd).and_then(|cell| cell.with(fd, |it| it.waiting())).expect("it is")
+            };
+            assert!((1..65_483).contains(&waiting()), "otherwise this would test nothing");
+            let looks = (0..100).take_while(|_| {
+                testing::events(testing::set(), waits);
+                waiting() > 0
+            });
+            assert_eq!(looks.count(), if waits > 0 { 0 } else { usize::from(LOOKS_OF_A_TAIL) });
+            testing::until("all of it", || testing::unread(&client) == accepted);
+        }
     }
 
     #[test]

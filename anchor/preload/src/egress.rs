@@ -13,10 +13,11 @@ use underdeck_protocols::Place;
 use underdeck_stats::{Gauge, Reason};
 
 use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
+use crate::batch::{self, Then};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
 use crate::socket::{Link, Socket};
-use crate::{batch, iov, sys};
+use crate::{iov, sys};
 
 /// How many bytes of a call are searched for placeholders at once.
 const LOOK_MOST: usize = 512 << 10;
@@ -47,7 +48,7 @@ impl From<Errno> for Stop {
 /// Sends `iov` as the kernel would.
 pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     if socket.tx_error != 0 {
-        return Err(Errno::new(core::mem::take(&mut socket.tx_error)));
+        return Err(Errno::new(core::mem::take(&mut socket.tx_error).into()));
     }
     socket.expects_head = true;
     if !anchor::any_open() && socket.link.is_none() && socket.owed.is_none() {
@@ -104,7 +105,7 @@ fn send_all(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -
                 break;
             }
             Err(Stop::Kernel(error)) => {
-                socket.tx_error = error.into_raw();
+                socket.tx_error = Socket::due(error);
                 break;
             }
             Err(Stop::Doubt(why)) => {
@@ -385,8 +386,12 @@ fn follow(
     }
     let piece =
         piece + following(engine, &anchor, link.offset + piece as u64, call, call.done + piece, rest.min(due) - piece);
-    let more = piece < rest;
-    match batch::forward(engine, socket, &mut anchor, link, piece, more, call.flags) {
+    let then = match piece {
+        _ if piece < rest => Then::CallGoesOn,
+        _ if piece < due => Then::MessageGoesOn,
+        _ => Then::Nothing,
+    };
+    match batch::forward(engine, socket, &mut anchor, link, piece, then, call.flags) {
         Ok(0) => Err(Stop::Kernel(Errno::EAGAIN)),
         Ok(n) => {
             drop(anchor);

@@ -63,7 +63,7 @@ pub(crate) fn is_usual(flags: c_int) -> bool {
 /// Receives into `iov` as the kernel would.
 pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     if socket.rx_error != 0 {
-        return Err(Errno::new(core::mem::take(&mut socket.rx_error)));
+        return Err(Errno::new(core::mem::take(&mut socket.rx_error).into()));
     }
     if !is_usual(flags) {
         return receive_unusual(engine, socket, iov, flags);
@@ -83,7 +83,7 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
                 return Err(Errno::ECONNRESET);
             }
             Step::Failed(error) => {
-                socket.rx_error = error.into_raw();
+                socket.rx_error = Socket::due(error);
                 break;
             }
         }
@@ -460,7 +460,7 @@ fn receive_unusual(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c
         Ok(n) => Ok(first + n),
         Err(error) => {
             let is_empty = error == Errno::EAGAIN;
-            socket.rx_error = if is_empty { socket.rx_error } else { error.into_raw() };
+            socket.rx_error = if is_empty { socket.rx_error } else { Socket::due(error) };
             Ok(first)
         }
     }

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use libc::iovec;
+use syscalls::Errno;
 use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
 use underdeck_stats::{Block, Reason, Role};
 
@@ -73,6 +74,8 @@ pub(crate) struct Socket {
     pub(crate) ahead: u32,
     /// Bytes that the kernel is sure to take, when it was last asked, less what was accepted since.
     pub(crate) room: u32,
+    /// Bytes of the largest packet that the kernel makes here. 0: not known.
+    pub(crate) packet: u16,
     pub(crate) link: Option<Link>,
     /// Payload that was accepted and has not left yet.
     pub(crate) batch: Option<Box<Batch>>,
@@ -82,8 +85,8 @@ pub(crate) struct Socket {
     #[expect(clippy::box_collection, reason = "rare, and the size of an idle connection is promised")]
     pub(crate) owed: Option<Box<Vec<u8>>>,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
-    pub(crate) rx_error: i32,
-    pub(crate) tx_error: i32,
+    pub(crate) rx_error: i16,
+    pub(crate) tx_error: i16,
 }
 
 // The promise is 256 bytes for an idle connection: this, the lock and the entries in the tables.
@@ -153,6 +156,7 @@ impl Socket {
             anchor: None,
             ahead: 0,
             room: 0,
+            packet: 0,
             link: None,
             batch: None,
             tls: None,
@@ -160,6 +164,11 @@ impl Socket {
             rx_error: 0,
             tx_error: 0,
         }
+    }
+
+    /// An error as it is kept until the next call.
+    pub(crate) fn due(error: Errno) -> i16 {
+        error.into_raw() as i16 // at most 4095 (`MAX_ERRNO`)
     }
 
     fn program_role(&self) -> ProgramRole {
@@ -312,6 +321,11 @@ impl Socket {
             }
             bytes = &bytes[n.min(bytes.len())..];
         }
+    }
+
+    /// Bytes that were accepted and have not left yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.batch.as_ref().map_or(0, |batch| batch.len)
     }
 
     /// `len` bytes were given to the kernel to send, or are about to be.

@@ -275,6 +275,21 @@ pub(crate) fn send_room(fd: c_int) -> usize {
     figures[BUFFER].saturating_sub(figures[ALLOCATED].max(figures[QUEUED])) as usize
 }
 
+/// Bytes of payload in the largest packet that TCP makes on a connection, before the device cuts it (`tcp_xmit_size_goal` in
+/// net/ipv4/tcp.c): as many segments as fit into 64 KiB with the headers. 0 where the kernel does not tell.
+pub(crate) fn largest_packet(fd: c_int) -> u16 {
+    /// `GSO_LEGACY_MAX_SIZE` less what `sk_setup_caps` leaves for headers.
+    const MOST: u32 = 65_536 - 321;
+    let mut segment = 0u32;
+    let mut length = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel writes one int.
+    let result = unsafe {
+        syscall!(Sysno::getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_MAXSEG, &raw mut segment, &raw mut length)
+    };
+    let segments = if result.is_err() || segment == 0 { 0 } else { (MOST / segment).max(1) };
+    u16::try_from(segment * segments).unwrap_or(0)
+}
+
 /// Asks for the cache line of an address, which need not be valid.
 #[inline]
 pub(crate) fn prefetch(address: *const u8) {

@@ -59,7 +59,7 @@ fn transmit(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Opti
 /// The answer to a call that failed after `done` bytes. A broken pipe breaks the next call by itself.
 fn stopped(cell: &'static Cell, fd: c_int, done: usize, error: c_int) -> ssize_t {
     if error != libc::EPIPE {
-        cell.with(fd, |socket| socket.tx_error = error);
+        cell.with(fd, |socket| socket.tx_error = Socket::due(Errno::new(error)));
     }
     done.cast_signed()
 }

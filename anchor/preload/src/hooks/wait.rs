@@ -303,7 +303,7 @@ pub unsafe extern "C" fn pselect(
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_long) -> c_int {
     if c_uint::try_from(request) == Ok(libc::TIOCOUTQ as c_uint) {
         // What was accepted and waits here was not acknowledged either.
-        quietly(true, || batch::leave_at(fd));
+        quietly(true, || batch::leave_at(fd, false));
     }
     let result = next!(ioctl(fd => c_int, request => c_ulong, argument => c_long) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
     if result == 0 && c_uint::try_from(request) == Ok(libc::FIONREAD as c_uint) {
