@@ -53,8 +53,8 @@ pub struct Plan {
     pub accounted: bool,
     /// Places have IPv6 addresses.
     pub v6: bool,
-    /// TCP waits 10 ms instead of 200 before it sends a lost segment again, and never longer than a second: many losses
-    /// fit into a short time. Needs Linux 6.15.
+    /// TCP waits 10 ms instead of 200 before it sends a lost segment again, never longer than a second, and tries 30 times:
+    /// many losses fit into a short time. Needs Linux 6.15.
     pub impatient: bool,
 }
 
@@ -122,7 +122,9 @@ impl Site {
             link(name, "client", CLIENT_NET + number, plan, &mut shaper)?;
         }
         if plan.impatient {
-            let settings = "net.ipv4.tcp_rto_min_us=10000 net.ipv4.tcp_rto_max_ms=1000";
+            // Tries follow each other so fast that the usual number of them would be over within some seconds.
+            let settings = "net.ipv4.tcp_rto_min_us=10000 net.ipv4.tcp_rto_max_ms=1000 \
+                            net.ipv4.tcp_syn_retries=30 net.ipv4.tcp_synack_retries=30 net.ipv4.tcp_retries2=30";
             let backends = (0..plan.backends).map(|number| format!("backend{number}"));
             for part in backends.chain(["balancer".to_owned(), "client".to_owned()]) {
                 call("ip", &format!("netns exec {name}-{part} sysctl -qw {settings}"))?;
