@@ -75,6 +75,46 @@ fn a_route_that_pays_is_not_learnt() {
     assert!(counters.bytes_anchored >= REQUESTS as u64 * BODY / 10 * 9, "{counters:?}");
 }
 
+/// A client that does not read makes nginx spool; returns how many messages are copied for that before one is forwarded again.
+fn copied_after_a_slow_client(lane: &Lane, name: &str) -> u64 {
+    // More than the buffers of all sockets hold.
+    const LONG: u64 = 32 << 20;
+    const MOST: u64 = 64;
+    let responses = || *engine::snapshot(&lane.proxy).expect("the library is in it").role(Role::Connected);
+    let before = responses();
+    let pace = Pace { receive_buffer: Some(16 * 1024), ..Pace::default() };
+    let slow = Exchange::new(format!("{name}-slow"), vec![Step::get(Behaviour::body(LONG, Delimit::Length))]);
+    right(&slow.manner(Manner::Held).pace(pace), &lane.front, &lane.backend);
+    let learnt = |it: &RoleSnapshot| it.copied_by_reason[Reason::RouteLearnt as usize];
+    assert!(learnt(&responses()) > learnt(&before), "it was not learnt: {:?}", responses());
+    for messages in 0..MOST {
+        let before = responses();
+        let step = Step::get(Behaviour { seed: messages, ..Behaviour::body(BODY, Delimit::Length) });
+        right(&Exchange::new(format!("{name}-{messages}"), vec![step]), &lane.front, &lane.backend);
+        if learnt(&responses()) == learnt(&before) {
+            assert!(responses().bytes_forwarded - before.bytes_forwarded > BODY / 10 * 9, "{:?}", responses());
+            return messages;
+        }
+    }
+    panic!("{MOST} messages were copied: {:?}", responses())
+}
+
+#[test]
+fn a_route_whose_clients_are_no_longer_slow_is_anchored_again() {
+    let lane = Lane::underdeck(&Spec::Nginx(Nginx::large()));
+    // What was forwarded between two slow clients makes the route as good as new.
+    for round in 0..3 {
+        let copied = copied_after_a_slow_client(&lane, &format!("round-{round}"));
+        assert!((1..=16).contains(&copied), "{copied} messages were copied in round {round}");
+        for i in 0..8 {
+            let step = Step::get(Behaviour::body(BODY, Delimit::Length));
+            right(&Exchange::new(format!("fast-{round}-{i}"), vec![step]), &lane.front, &lane.backend);
+        }
+    }
+    assert_eq!(lane.check_counters(&[]), Vec::<String>::new());
+    lane.stop().expect("nothing is left");
+}
+
 /// Sends an exchange through an nginx with these lines in its location, and waits until it has done what `is_done` looks for in
 /// its directory; returns that directory and the counters of responses.
 fn located(lines: &str, exchange: &Exchange, is_done: impl Fn(&Path) -> bool) -> (Home, RoleSnapshot) {

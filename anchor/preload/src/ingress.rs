@@ -125,7 +125,7 @@ fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) ->
     }
     let run = (TRICKLE as u64).min(engine.config.min_body);
     if socket.anchor.is_some() && engine.routes.has_relapsed(socket.route) {
-        socket.detach(engine);
+        socket.give_up_message(engine);
         return Some(Reason::RouteLearnt);
     }
     let begun = socket.anchor.is_some();
@@ -163,10 +163,10 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if !sys::is_nonblocking(socket.fd) {
         return Err(Reason::BlockingSocket);
     }
-    if engine.routes.copies(socket.route) {
+    socket.enter_span(engine, left);
+    if socket.is_learnt(engine) {
         return Err(Reason::RouteLearnt);
     }
-    socket.enter_span(engine, left);
     socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
     // A tunnel may carry keystrokes.
     socket.trickles = left == UNTIL_CLOSE;
