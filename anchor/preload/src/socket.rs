@@ -292,8 +292,13 @@ impl Socket {
         engine.routes.message(self.route, len >= engine.config.min_body);
     }
 
-    /// Whether anchoring has not paid on this route, so that all of the message that is being received is copied.
-    pub(crate) fn is_learnt(&mut self, engine: &Engine) -> bool {
+    /// Whether the message that is being received is copied because anchoring did not pay.
+    pub(crate) fn copies_message(&self) -> bool {
+        self.copies_message == Some(true)
+    }
+
+    /// The same, decided now if it was not: once for a message.
+    pub(crate) fn asks_route(&mut self, engine: &Engine) -> bool {
         *self.copies_message.get_or_insert_with(|| engine.routes.copies(self.route))
     }
 
