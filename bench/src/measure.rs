@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use underdeck_lab::LabError;
+use underdeck_lab::engine::{self, Snapshot};
 use underdeck_lab::files::{Files, targets};
 use underdeck_lab::load::{Ask, HOST, Load, Source};
 use underdeck_lab::network::Network;
 use underdeck_lab::place::Place;
-use underdeck_lab::proxy::{Engine, Mode, Proxy, Spec, Surroundings};
+use underdeck_lab::proxy::{Engine, Mode, Nginx, Proxy, Spec, Surroundings};
 
 use crate::run::{Run, rounds};
 use crate::scenario::Backend;
@@ -73,6 +74,8 @@ pub struct Bench {
     files: Files,
     sides: [Subject; 2],
     client: Place,
+    /// Of each request.
+    fields: &'static str,
     // Last: the namespace goes when everything in it has ended.
     _network: Option<Network>,
 }
@@ -90,7 +93,11 @@ impl Bench {
         let surroundings = Surroundings { place: middle, descriptors: None, access_log: false };
         let start = |mode| Proxy::start_at(proxy, &mode, files.addr(), &surroundings).map(Box::new).map(Subject::Proxy);
         let sides = [start(Mode::Plain)?, start(Mode::Underdeck(engine))?];
-        Ok(Self { files, sides, client, _network: network })
+        let fields = match proxy {
+            Spec::Nginx(Nginx { gzip: true, .. }) => "Accept-Encoding: gzip\r\n",
+            _ => "",
+        };
+        Ok(Self { files, sides, client, fields, _network: network })
     }
 
     /// One side.
@@ -122,6 +129,7 @@ impl Bench {
             connections,
             ask: Ask::Get(targets(body.size, body.backend.sending()).collect()),
             host: HOST.to_owned(),
+            fields: self.fields,
             expect: Vec::new(),
             rate,
             warmup: WARMUP,
@@ -130,6 +138,14 @@ impl Bench {
             spin: false,
         };
         Run::of(self.side(side), &load, &Source::empty())
+    }
+
+    /// What the engine has counted so far; None if it is not in the other side.
+    pub fn counters(&self) -> Option<Snapshot> {
+        match self.side(Side::Anchored) {
+            Subject::Proxy(proxy) => engine::snapshot(proxy),
+            _ => None,
+        }
     }
 
     /// Interleaved runs of both sides, the first side alternating: element `i` is pair `i`, plain first.

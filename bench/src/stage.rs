@@ -91,6 +91,7 @@ impl Stage {
             connections: point.connections,
             ask: self.ask(point),
             host: HOST.to_owned(),
+            fields: "",
             expect: Vec::new(),
             rate: None,
             warmup: std::time::Duration::ZERO,

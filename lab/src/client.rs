@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -26,6 +27,20 @@ pub struct Front {
     pub addr: SocketAddr,
     /// With TLS, if set.
     pub tls: Option<Arc<ClientConfig>>,
+}
+
+impl Front {
+    /// With a memory for tickets of its own; once a server has given one, the first request goes with the first flight of the handshake (0-RTT)
+    /// and the handshake goes on with the second request.
+    pub fn early(mut self) -> Self {
+        self.tls = self.tls.map(|config| {
+            let mut config = Arc::unwrap_or_clone(config);
+            config.resumption = Resumption::in_memory_sessions(8);
+            config.enable_early_data = true;
+            Arc::new(config)
+        });
+        self
+    }
 }
 
 impl From<SocketAddr> for Front {
@@ -213,6 +228,32 @@ enum Stream {
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
+/// Sends as early data. False: it cannot, because there is no ticket, the handshake is over, or there are more bytes than the server takes.
+fn send_early(tls: &mut StreamOwned<ClientConnection, TcpStream>, bytes: &[u8]) -> std::io::Result<bool> {
+    match tls.conn.early_data() {
+        Some(mut early) if early.bytes_left() >= bytes.len() => early.write_all(bytes)?,
+        _ => return Ok(false),
+    }
+    while tls.conn.wants_write() {
+        tls.conn.write_tls(&mut tls.sock)?;
+    }
+    Ok(true)
+}
+
+/// Reads without sending what ends the handshake.
+fn read_early(tls: &mut StreamOwned<ClientConnection, TcpStream>, to: &mut [u8]) -> std::io::Result<usize> {
+    loop {
+        match tls.conn.reader().read(to) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            other => return other,
+        }
+        if tls.conn.read_tls(&mut tls.sock)? == 0 {
+            return Ok(0);
+        }
+        tls.conn.process_new_packets().map_err(std::io::Error::other)?;
+    }
+}
+
 /// A connection to a proxy.
 pub struct Connection {
     stream: Stream,
@@ -221,6 +262,8 @@ pub struct Connection {
     pace: Pace,
     read_total: u64,
     has_left: bool,
+    /// The handshake goes on with the next request.
+    is_early: bool,
 }
 
 impl Connection {
@@ -252,6 +295,7 @@ impl Connection {
             pace: pace.clone(),
             read_total: 0,
             has_left: false,
+            is_early: false,
         })
     }
 
@@ -283,7 +327,12 @@ impl Connection {
             let piece = &wire[at..split.max(at)];
             match &mut self.stream {
                 Stream::Plain(tcp) => tcp.write_all(piece).doing(what)?,
-                Stream::Tls(tls) => tls.write_all(piece).and_then(|()| tls.flush()).doing(what)?,
+                Stream::Tls(tls) => {
+                    self.is_early = send_early(tls, piece).doing(what)?;
+                    if !self.is_early {
+                        tls.write_all(piece).and_then(|()| tls.flush()).doing(what)?;
+                    }
+                }
             }
             at = split.max(at);
             if at < wire.len() {
@@ -367,6 +416,7 @@ impl Connection {
         let mut block = [0; BLOCK];
         let read = match &mut self.stream {
             Stream::Plain(tcp) => tcp.read(&mut block[..room]),
+            Stream::Tls(tls) if self.is_early => read_early(tls, &mut block[..room]),
             Stream::Tls(tls) => tls.read(&mut block[..room]),
         };
         match read {

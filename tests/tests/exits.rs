@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use underdeck_lab::backend::Backend;
 use underdeck_lab::behaviour::{Behaviour, Delimit};
-use underdeck_lab::client::{Front, Pace};
+use underdeck_lab::client::{Front, Pace, Upload};
 use underdeck_lab::engine::{Reason, Role, RoleSnapshot};
 use underdeck_lab::ports::Port;
 use underdeck_lab::proxy::{Nginx, Spec};
@@ -14,6 +14,7 @@ use underdeck_lab::tls::Certificate;
 use underdeck_lab::twin::{Exchange, Manner, Step};
 use underdeck_lab::{content, engine, wait};
 use underdeck_tests::matrix::{self, Lane};
+use underdeck_tests::payload::Must;
 use underdeck_tests::user::{Home, WITHIN, opens, right, worker};
 
 const BODY: u64 = 1_000_000;
@@ -73,6 +74,82 @@ fn a_route_that_pays_is_not_learnt() {
     let counters = forwarded(Nginx::large(), &[requests("plain")]);
     assert_eq!((counters.copied_by_reason[Reason::RouteLearnt as usize], counters.bytes_materialised), (0, 0));
     assert!(counters.bytes_anchored >= REQUESTS as u64 * BODY / 10 * 9, "{counters:?}");
+}
+
+/// With a client that sends the first request of each connection before the handshake is over (0-RTT), as nginx confirms.
+fn is_right_early(exchange: &Exchange) {
+    let server = "ssl_protocols TLSv1.3; ssl_early_data on; add_header Early $ssl_early_data;".to_owned();
+    let lane = Lane::underdeck(&Spec::Nginx(Nginx { tls: true, server, ..Nginx::large() }));
+    let front = lane.front.clone().early();
+    let ticket = Exchange::new("ticket", vec![Step::get(Behaviour::body(1000, Delimit::Length))]);
+    for (exchange, early) in [(&ticket, None), (exchange, Some("1"))] {
+        let seen = right(exchange, &front, &lane.backend);
+        assert_eq!(seen.replies[0].head.field("early"), early, "{}", exchange.name);
+    }
+    // Nothing else that was large enough was sent on this route.
+    let musts = [Must::Materialise(Role::Connected, Reason::ExitTls), Must::AnchorNothing(Role::Accepted)];
+    assert_eq!(lane.check_counters(&musts), Vec::<String>::new());
+    lane.stop().expect("nothing is left");
+}
+
+#[test]
+fn what_is_sent_before_the_tls_handshake_is_over_is_right() {
+    for (name, delimit) in
+        [("length", Delimit::Length), ("chunked", Delimit::Chunked(300_000)), ("close", Delimit::Close)]
+    {
+        is_right_early(&Exchange::new(format!("early-{name}"), vec![Step::get(Behaviour::body(BODY, delimit))]));
+    }
+}
+
+#[test]
+fn what_is_received_before_the_tls_handshake_is_over_is_followed() {
+    // nginx takes up to 16 KiB early.
+    let upload = Step::post(Upload::Length(12_000), Behaviour::body(BODY, Delimit::Length));
+    is_right_early(&Exchange::new("early-upload", vec![upload]));
+    let get = Step::get(Behaviour::body(BODY, Delimit::Length));
+    // Only who has seen the request knows that the first answer has no body.
+    let head = Step { method: "HEAD", ..get.clone() };
+    is_right_early(&Exchange::new("early-head", vec![head, get]));
+}
+
+/// A client that does not read makes nginx spool; returns how many messages are copied for that before one is forwarded again.
+fn copied_after_a_slow_client(lane: &Lane, name: &str) -> u64 {
+    // More than the buffers of all sockets hold.
+    const LONG: u64 = 32 << 20;
+    const MOST: u64 = 64;
+    let responses = || *engine::snapshot(&lane.proxy).expect("the library is in it").role(Role::Connected);
+    let before = responses();
+    let pace = Pace { receive_buffer: Some(16 * 1024), ..Pace::default() };
+    let slow = Exchange::new(format!("{name}-slow"), vec![Step::get(Behaviour::body(LONG, Delimit::Length))]);
+    right(&slow.manner(Manner::Held).pace(pace), &lane.front, &lane.backend);
+    let learnt = |it: &RoleSnapshot| it.copied_by_reason[Reason::RouteLearnt as usize];
+    assert!(learnt(&responses()) > learnt(&before), "it was not learnt: {:?}", responses());
+    for messages in 0..MOST {
+        let before = responses();
+        let step = Step::get(Behaviour { seed: messages, ..Behaviour::body(BODY, Delimit::Length) });
+        right(&Exchange::new(format!("{name}-{messages}"), vec![step]), &lane.front, &lane.backend);
+        if learnt(&responses()) == learnt(&before) {
+            assert!(responses().bytes_forwarded - before.bytes_forwarded > BODY / 10 * 9, "{:?}", responses());
+            return messages;
+        }
+    }
+    panic!("{MOST} messages were copied: {:?}", responses())
+}
+
+#[test]
+fn a_route_whose_clients_are_no_longer_slow_is_anchored_again() {
+    let lane = Lane::underdeck(&Spec::Nginx(Nginx::large()));
+    // What was forwarded between two slow clients makes the route as good as new.
+    for round in 0..3 {
+        let copied = copied_after_a_slow_client(&lane, &format!("round-{round}"));
+        assert!((1..=16).contains(&copied), "{copied} messages were copied in round {round}");
+        for i in 0..8 {
+            let step = Step::get(Behaviour::body(BODY, Delimit::Length));
+            right(&Exchange::new(format!("fast-{round}-{i}"), vec![step]), &lane.front, &lane.backend);
+        }
+    }
+    assert_eq!(lane.check_counters(&[]), Vec::<String>::new());
+    lane.stop().expect("nothing is left");
 }
 
 /// Sends an exchange through an nginx with these lines in its location, and waits until it has done what `is_done` looks for in

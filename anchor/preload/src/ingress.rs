@@ -106,11 +106,11 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
             }
             Some(why) => copy(engine, socket, call, room, why),
         },
-        Place::Metadata if call.copy.is_none() && !socket.expects_head => {
+        Place::Metadata if !socket.expects_head && may_anchor(engine, socket, call) => {
             socket.expects_head = true;
             copy(engine, socket, call, room.min(CHUNK_WINDOW), Reason::HeadOfBody)
         }
-        Place::Metadata if call.copy.is_none() && engine.routes.expects_large(socket.route) => {
+        Place::Metadata if engine.routes.expects_large(socket.route) && may_anchor(engine, socket, call) => {
             let window = if call.done == 0 { HEAD_WINDOW } else { LONG_HEAD_WINDOW };
             copy(engine, socket, call, room.min(window), Reason::HeadOfBody)
         }
@@ -118,14 +118,22 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
     }
 }
 
+/// Whether payload behind the metadata that comes next may be anchored: then only the metadata is read.
+fn may_anchor(engine: &Engine, socket: &Socket, call: &Call<'_>) -> bool {
+    call.copy.is_none() && !engine.routes.has_relapsed(socket.route)
+}
+
 /// Why the payload that comes next is to be copied; none if it is to be anchored.
 fn why_copy(engine: &Engine, socket: &mut Socket, call: &Call<'_>, left: u64) -> Option<Reason> {
     if call.copy.is_some() {
         return call.copy;
     }
+    if socket.copies_message() {
+        return Some(Reason::RouteLearnt);
+    }
     let run = (TRICKLE as u64).min(engine.config.min_body);
     if socket.anchor.is_some() && engine.routes.has_relapsed(socket.route) {
-        socket.detach(engine);
+        socket.give_up_message(engine);
         return Some(Reason::RouteLearnt);
     }
     let begun = socket.anchor.is_some();
@@ -163,10 +171,10 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if !sys::is_nonblocking(socket.fd) {
         return Err(Reason::BlockingSocket);
     }
-    if engine.routes.copies(socket.route) {
+    socket.enter_span(engine, left);
+    if socket.asks_route(engine) {
         return Err(Reason::RouteLearnt);
     }
-    socket.enter_span(engine, left);
     socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
     // A tunnel may carry keystrokes.
     socket.trickles = left == UNTIL_CLOSE;

@@ -40,6 +40,16 @@ static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
+/// What was done so far with the payload that is being received.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Span {
+    /// It has not begun.
+    None,
+    Copied,
+    /// Some of it was anchored.
+    Anchored,
+}
+
 /// What the engine knows of one connection.
 pub(crate) struct Socket {
     pub(crate) fd: i32,
@@ -55,14 +65,15 @@ pub(crate) struct Socket {
     pub(crate) flows: bool,
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
-    in_span: bool,
+    span: Span,
     /// It is one of [`PASSED`].
     counted: bool,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
     between: u8,
-    span_anchored: bool,
+    /// The message that is being received is copied because anchoring did not pay; none: not asked yet.
+    copies_message: Option<bool>,
     state: State,
     pub(crate) rx: Cursor,
     pub(crate) tx: Cursor,
@@ -144,11 +155,11 @@ impl Socket {
             trickles: false,
             flows: false,
             expects_head: true,
-            in_span: false,
+            span: Span::None,
             counted: false,
             goes_on: false,
             between: 0,
-            span_anchored: false,
+            copies_message: None,
             state: State::new(),
             rx: Cursor::new(),
             tx: Cursor::new(),
@@ -263,12 +274,12 @@ impl Socket {
         let role = engine.stats.role(self.role);
         match copied {
             Some(why) => engine.stats.copied(self.role, why, len as u64),
-            None => self.span_anchored = true,
+            None => self.span = Span::Anchored,
         }
         if !matches!(self.rx.place(), Place::Opaque(_)) {
-            self.in_span = false;
+            let is_anchored = core::mem::replace(&mut self.span, Span::None) == Span::Anchored;
             self.expects_head = false;
-            Block::add(if self.span_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
+            Block::add(if is_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
@@ -277,17 +288,33 @@ impl Socket {
 
     /// Payload of `len` bytes begins, if it has not yet.
     pub(crate) fn enter_span(&mut self, engine: &Engine, len: u64) {
-        if self.in_span {
+        if self.span != Span::None {
             return;
         }
-        self.in_span = true;
-        self.span_anchored = false;
+        self.span = Span::Copied;
         // A line between two chunks is shorter than any head.
         if !self.goes_on || self.between >= SHORTEST_HEAD {
             self.message = anchor::new_message();
+            self.copies_message = None;
         }
         Block::add(&engine.stats.role(self.role).messages, 1);
         engine.routes.message(self.route, len >= engine.config.min_body);
+    }
+
+    /// Whether the message that is being received is copied because anchoring did not pay.
+    pub(crate) fn copies_message(&self) -> bool {
+        self.copies_message == Some(true)
+    }
+
+    /// The same, decided now if it was not: once for a message.
+    pub(crate) fn asks_route(&mut self, engine: &Engine) -> bool {
+        *self.copies_message.get_or_insert_with(|| engine.routes.copies(self.route))
+    }
+
+    /// Anchoring turned out not to pay: the rest of the message is copied.
+    pub(crate) fn give_up_message(&mut self, engine: &Engine) {
+        self.copies_message = Some(true);
+        self.detach(engine);
     }
 
     fn rx_is_inside(&mut self, engine: &Engine) -> bool {

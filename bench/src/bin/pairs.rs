@@ -1,4 +1,5 @@
-//! CPU per request of small bodies, plain and under Underdeck, in interleaved pairs.
+//! CPU per request, plain and under Underdeck, in interleaved pairs: what small bodies cost, and what a route costs on which
+//! anchoring does not pay.
 //!
 //! `pairs [--proxy NAME] [--pairs N] [--seconds N] [--rate N] [--limit PERCENT] [SIZE…]`: default `nginx-64k`, 7 pairs of 2 s, `1k`
 //! and `16k`. With `--limit`, exit code 1 if the median costs more CPU per request than that.
@@ -6,6 +7,10 @@
 //! Without `--rate` the loop is closed, and what limits it may be the clients: then the side that is slower lets them
 //! sleep more often, and pays for waking them up. With `--rate` (requests per second, open loop) both sides do the same
 //! work in the same time.
+//!
+//! `--proxy` takes the proxies of `underdeck bench anchor`, and two nginx with default buffers whose payload never leaves as it came:
+//! `nginx-cache` writes each response to a cache, `nginx-gzip` compresses it. The engine learns that. A first pair is thrown away:
+//! by then it has.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,12 +21,13 @@ use underdeck_bench::run::spread;
 use underdeck_bench::scenario::{Backend, ProxyKind};
 use underdeck_bench::size;
 use underdeck_lab::LabError;
-use underdeck_lab::proxy::Engine;
+use underdeck_lab::engine::{Reason, Role, RoleSnapshot, Snapshot};
+use underdeck_lab::proxy::{Engine, Nginx, Spec};
 
 const CONNECTIONS: usize = 64;
 
 struct Options {
-    proxy: ProxyKind,
+    proxy: Spec,
     pairs: usize,
     seconds: f64,
     rate: Option<f64>,
@@ -30,11 +36,17 @@ struct Options {
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
-    let mut options =
-        Options { proxy: ProxyKind::Nginx64k, pairs: 7, seconds: 2.0, rate: None, limit: None, sizes: Vec::new() };
+    let mut options = Options {
+        proxy: ProxyKind::Nginx64k.spec(false),
+        pairs: 7,
+        seconds: 2.0,
+        rate: None,
+        limit: None,
+        sizes: Vec::new(),
+    };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--proxy" => options.proxy = ProxyKind::from_str(&arguments.next()?, false).ok()?,
+            "--proxy" => options.proxy = proxy(&arguments.next()?)?,
             "--pairs" => options.pairs = arguments.next()?.parse().ok().filter(|it| *it > 0)?,
             "--seconds" => {
                 options.seconds = arguments.next()?.parse().ok().filter(|it: &f64| (0.01..=600.0).contains(it))?
@@ -50,6 +62,14 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
         options.sizes = vec![1 << 10, 16 << 10];
     }
     Some(options)
+}
+
+fn proxy(name: &str) -> Option<Spec> {
+    match name {
+        "nginx-cache" => Some(Spec::Nginx(Nginx { cache: true, never_cached: true, ..Nginx::default() })),
+        "nginx-gzip" => Some(Spec::Nginx(Nginx { gzip: true, ..Nginx::default() })),
+        name => ProxyKind::from_str(name, false).ok().map(|kind| kind.spec(false)),
+    }
 }
 
 fn main() -> ExitCode {
@@ -68,11 +88,13 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<bool, LabError> {
-    let bench = Bench::start(&options.proxy.spec(false), &options.sizes, Engine::here()?)?;
+    let bench = Bench::start(&options.proxy, &options.sizes, Engine::here()?)?;
     let mut within = true;
     for size in options.sizes.iter().copied() {
         let body = Body { size, backend: Backend::Write };
         let window = Duration::from_secs_f64(options.seconds);
+        bench.pairs(body, CONNECTIONS, options.rate, window, 1)?;
+        let before = bench.counters().unwrap_or_default();
         let pairs = bench.pairs(body, CONNECTIONS, options.rate, window, options.pairs)?;
         let cost = |side: usize| spread(pairs.iter().map(|pair| pair[side].cpu_us_per_request())).unwrap_or_default().0;
         let extra =
@@ -85,10 +107,26 @@ fn run(options: &Options) -> Result<bool, LabError> {
             cost(1),
             pairs.len()
         );
+        println!("{:>8}  {}", "", payload(&before, &bench.counters().unwrap_or_default()));
         within &= options.limit.is_none_or(|limit| median <= limit);
     }
     bench.stop()?;
     Ok(within)
+}
+
+/// What became of the payload of responses meanwhile.
+fn payload(before: &Snapshot, after: &Snapshot) -> String {
+    let (before, after) = (before.role(Role::Connected), after.role(Role::Connected));
+    let bytes = |of: fn(&RoleSnapshot) -> u64| of(after).saturating_sub(of(before));
+    let all = bytes(|it| it.bytes_anchored + it.bytes_copied).max(1) as f64;
+    let share = |of| bytes(of) as f64 / all * 100.0;
+    format!(
+        "payload: {:.2} % forwarded, {:.2} % materialised, {:.2} % copied because of that (route-learnt), {:.2} % copied",
+        share(|it| it.bytes_forwarded),
+        share(|it| it.bytes_materialised),
+        share(|it| it.copied_by_reason[Reason::RouteLearnt as usize]),
+        share(|it| it.bytes_copied - it.copied_by_reason[Reason::RouteLearnt as usize]),
+    )
 }
 
 #[cfg(test)]
@@ -110,7 +148,9 @@ mod tests {
     #[test]
     fn sizes_may_have_units_and_nonsense_is_refused() {
         assert_eq!(read("--pairs 3 1k 16k 1m 77").expect("understood").sizes, [1 << 10, 16 << 10, 1 << 20, 77]);
-        assert_eq!(read("--proxy envoy").expect("understood").proxy, ProxyKind::Envoy);
+        assert_eq!(read("--proxy envoy").expect("understood").proxy.name(), "envoy");
+        let Spec::Nginx(nginx) = read("--proxy nginx-cache 1m").expect("understood").proxy else { panic!("not nginx") };
+        assert!(nginx.cache && nginx.never_cached && !nginx.gzip);
         for wrong in [
             "1x",
             "--proxy squid",

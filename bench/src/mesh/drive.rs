@@ -140,6 +140,7 @@ impl Drive {
             connections: self.connections,
             ask: Ask::Get(targets),
             host: host(self.what.service()),
+            fields: "",
             expect: bodies.into_iter().map(Into::into).collect(),
             rate: self.rate,
             warmup: Duration::from_millis(self.warmup_ms),

@@ -63,6 +63,8 @@ pub struct Load {
     pub ask: Ask,
     /// The authority.
     pub host: String,
+    /// Further fields of every `GET`, each with its CRLF.
+    pub fields: &'static str,
     /// Bodies of the responses, one for each target of [`Ask::Get`]: every byte is compared. None given: payload is not
     /// looked at.
     pub expect: Vec<Arc<[u8]>>,
@@ -165,7 +167,7 @@ impl Load {
         match &self.ask {
             Ask::Get(targets) => targets
                 .iter()
-                .map(|target| Outgoing::new(&format!("GET {target} HTTP/1.1\r\n{host}\r\n"), 0, None))
+                .map(|target| Outgoing::new(&format!("GET {target} HTTP/1.1\r\n{host}{}\r\n", self.fields), 0, None))
                 .collect(),
             Ask::Post { len, chunk } => {
                 let framing = match chunk {
@@ -396,6 +398,7 @@ mod tests {
             connections: 4,
             ask,
             host,
+            fields: "",
             expect,
             rate: None,
             warmup,

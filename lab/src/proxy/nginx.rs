@@ -34,6 +34,8 @@ pub struct Nginx {
     pub temp_files: bool,
     /// `proxy_cache` with every 200 valid for a minute.
     pub cache: bool,
+    /// With `cache`: every response is written to it under a key of its own, and it keeps some 200 of them.
+    pub never_cached: bool,
     /// `gzip` for everything.
     pub gzip: bool,
     /// HTTPS to the client.
@@ -63,6 +65,7 @@ impl Default for Nginx {
             request_buffering: true,
             temp_files: false,
             cache: false,
+            never_cached: false,
             gzip: false,
             tls: false,
             http2: false,
@@ -124,8 +127,10 @@ impl Nginx {
         let user = worker_user().map(|user| format!("user {user};")).unwrap_or_default();
         let Self { workers, main, server: more, .. } = self;
         let keepalive = if self.keepalive { "keepalive 64;" } else { "" };
+        // Where there is no room for another key, the worker itself removes a file; `max_size` is looked at every 10 s only.
+        let keys = if self.never_cached { "32k max_size=64m" } else { "1m" };
         let cache = match self.cache {
-            true => format!("proxy_cache_path {dir}/cache keys_zone=lab:1m inactive=10m;"),
+            true => format!("proxy_cache_path {dir}/cache keys_zone=lab:{keys} inactive=10m;"),
             false => String::new(),
         };
         let access_log = if log { format!("{dir}/access.log lab") } else { "off".to_owned() };
@@ -160,7 +165,8 @@ impl Nginx {
             to.push_str("proxy_buffers 2 8k; proxy_buffer_size 8k; proxy_busy_buffers_size 8k;\n");
         }
         if self.cache {
-            to.push_str("proxy_cache lab; proxy_cache_valid 200 1m; proxy_cache_key $request_uri;\n");
+            let key = if self.never_cached { "$request_id" } else { "$request_uri" };
+            let _ = writeln!(to, "proxy_cache lab; proxy_cache_valid 200 1m; proxy_cache_key {key};");
         }
         if self.gzip {
             to.push_str("gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any; gzip_http_version 1.0;\n");

@@ -14,6 +14,20 @@ use crate::{anchor, engine, exits, table};
 /// An opaque `SSL *`.
 type Ssl = c_void;
 
+thread_local! {
+    /// The library is at work for this thread. Of its own functions it may call some by their public names, which are ours:
+    /// what they read and write was seen already.
+    static WITHIN: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
+/// Runs a function of the library that is made of others that are hooked.
+fn within<T>(call: impl FnOnce() -> T) -> T {
+    let before = WITHIN.replace(true);
+    let result = call();
+    WITHIN.set(before);
+    result
+}
+
 /// Beginning of zlib's `z_stream` (zlib.h): all that is needed of it.
 #[repr(C)]
 pub struct ZStream {
@@ -37,6 +51,9 @@ fn connection(ssl: *mut Ssl) -> Option<(c_int, &'static Cell)> {
 /// Writes `size` bytes by way of `write`, which is the library's own function: (address, size) -> bytes, or not more than
 /// zero for an error, which `SSL_get_error` explains.
 fn write_by(ssl: *mut Ssl, buffer: *const c_void, size: usize, write: impl Fn(*const c_void, usize) -> isize) -> isize {
+    if WITHIN.get() {
+        return write(buffer, size);
+    }
     let Some((fd, cell)) = connection(ssl) else {
         return if quietly(false, || is_free(buffer, size)) { write(buffer, size) } else { refused(ssl, buffer) };
     };
@@ -99,6 +116,7 @@ fn accept_moving_buffer(ssl: *mut Ssl) {
 /// What was read is followed, so that the answer can be framed.
 fn read_through(ssl: *mut Ssl, buffer: *const c_void, size: usize) {
     if size > 0
+        && !WITHIN.get()
         && let Some((fd, cell)) = connection(ssl)
     {
         quietly((), || {
@@ -153,7 +171,9 @@ pub unsafe extern "C" fn SSL_write_early_data(
     let n = write_by(ssl, buffer, size, |buffer, size| {
         let mut n = 0usize;
         let at = &raw mut n;
-        let ok = next!(SSL_write_early_data(ssl => *mut Ssl, buffer => *const c_void, size => size_t, at => *mut size_t) -> c_int, 0);
+        let ok = within(
+            || next!(SSL_write_early_data(ssl => *mut Ssl, buffer => *const c_void, size => size_t, at => *mut size_t) -> c_int, 0),
+        );
         if ok == 1 { n.cast_signed() } else { 0 }
     });
     told(n, written)
@@ -200,7 +220,9 @@ pub unsafe extern "C" fn SSL_read_early_data(
     size: size_t,
     read: *mut size_t,
 ) -> c_int {
-    let result = next!(SSL_read_early_data(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0);
+    let result = within(
+        || next!(SSL_read_early_data(ssl => *mut Ssl, buffer => *mut c_void, size => size_t, read => *mut size_t) -> c_int, 0),
+    );
     // SSL_READ_EARLY_DATA_SUCCESS
     // SAFETY: where the library has just put the number.
     if let (1, Some(n)) = (result, unsafe { read.as_ref() }) {
