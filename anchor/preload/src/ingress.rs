@@ -106,6 +106,8 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
             }
             Some(why) => copy(engine, socket, call, room, why),
         },
+        // Nothing will be anchored: the head need not be read by itself.
+        Place::Metadata if !socket.is_trusted(engine) => copy(engine, socket, call, room, Reason::HeadOfBody),
         Place::Metadata if call.copy.is_none() && !socket.expects_head => {
             socket.expects_head = true;
             copy(engine, socket, call, room.min(CHUNK_WINDOW), Reason::HeadOfBody)
@@ -156,6 +158,9 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     }
     if socket.may_leave_unseen() {
         return Err(Reason::ProtocolPass);
+    }
+    if !socket.is_trusted(engine) {
+        return Err(Reason::RouteUnproven);
     }
     if engine.stats.level(Gauge::BytesHeld) >= engine.config.max_anchored_total {
         return Err(Reason::TotalLimit);

@@ -39,6 +39,18 @@ static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
+/// What became of the span that is being received.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Span {
+    /// There is none.
+    Outside,
+    Copied,
+    /// Copied, and its first bytes are one of the [`crate::probes`].
+    Probed,
+    /// Some of it was anchored.
+    Anchored,
+}
+
 /// What the engine knows of one connection.
 pub(crate) struct Socket {
     pub(crate) fd: i32,
@@ -54,14 +66,13 @@ pub(crate) struct Socket {
     pub(crate) flows: bool,
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
-    in_span: bool,
     /// It is one of [`PASSED`].
     counted: bool,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
     between: u8,
-    span_anchored: bool,
+    span: Span,
     state: State,
     pub(crate) rx: Cursor,
     pub(crate) tx: Cursor,
@@ -141,11 +152,10 @@ impl Socket {
             trickles: false,
             flows: false,
             expects_head: true,
-            in_span: false,
             counted: false,
             goes_on: false,
             between: 0,
-            span_anchored: false,
+            span: Span::Outside,
             state: State::new(),
             rx: Cursor::new(),
             tx: Cursor::new(),
@@ -220,7 +230,12 @@ impl Socket {
                     SpanKind::Metadata => {
                         self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX))
                     }
-                    SpanKind::Opaque => self.payload(engine, n, Some(why)),
+                    SpanKind::Opaque => {
+                        if self.role == Role::Accepted && engine.routes.is_unproven(self.route) {
+                            self.probe(engine, &rest[..n.min(rest.len())]);
+                        }
+                        self.payload(engine, n, Some(why));
+                    }
                     SpanKind::Passed => {
                         self.count_pass();
                         return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64);
@@ -228,6 +243,22 @@ impl Socket {
                 }
                 rest = &rest[n.min(rest.len())..];
             }
+        }
+    }
+
+    /// Whether payload received here may be anchored, as far as it is known where it leaves.
+    pub(crate) fn is_trusted(&self, engine: &Engine) -> bool {
+        self.role == Role::Connected || engine.routes.is_proven(self.route)
+    }
+
+    /// Payload that begins with `bytes` is copied because nobody knows yet where it will leave.
+    fn probe(&mut self, engine: &Engine, bytes: &[u8]) {
+        let left = if let Place::Opaque(left) = self.rx.place() { left } else { 0 };
+        let len = left.saturating_add(bytes.len() as u64);
+        self.enter_span(engine, len);
+        let is_due = self.span == Span::Copied && self.copies.is_none() && len >= engine.config.min_body;
+        if is_due && engine.probes.remember(self.route, bytes) {
+            self.span = Span::Probed;
         }
     }
 
@@ -254,12 +285,12 @@ impl Socket {
         let role = engine.stats.role(self.role);
         match copied {
             Some(why) => engine.stats.copied(self.role, why, len as u64),
-            None => self.span_anchored = true,
+            None => self.span = Span::Anchored,
         }
         if !matches!(self.rx.place(), Place::Opaque(_)) {
-            self.in_span = false;
+            let span = core::mem::replace(&mut self.span, Span::Outside);
             self.expects_head = false;
-            Block::add(if self.span_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
+            Block::add(if span == Span::Anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
@@ -268,11 +299,10 @@ impl Socket {
 
     /// Payload of `len` bytes begins, if it has not yet.
     pub(crate) fn enter_span(&mut self, engine: &Engine, len: u64) {
-        if self.in_span {
+        if self.span != Span::Outside {
             return;
         }
-        self.in_span = true;
-        self.span_anchored = false;
+        self.span = Span::Copied;
         // A line between two chunks is shorter than any head.
         if !self.goes_on || self.between >= SHORTEST_HEAD {
             self.message = anchor::new_message();
@@ -310,7 +340,15 @@ impl Socket {
             if kind == SpanKind::Passed {
                 return self.count_pass();
             }
-            bytes = &bytes[n.min(bytes.len())..];
+            let (these, rest) = bytes.split_at(n.min(bytes.len()));
+            if kind == SpanKind::Opaque
+                && engine.probes.are_some()
+                && self.role == Role::Connected
+                && let Some(listener) = engine.probes.recognise(these)
+            {
+                engine.routes.prove(listener);
+            }
+            bytes = rest;
         }
     }
 
