@@ -40,7 +40,8 @@
 	X(EXIT_DEFLATE, "exit-deflate", "materialised: the payload was handed to a compressor")                        \
 	X(EXIT_OTHER, "exit-other", "materialised: the payload left by another descriptor than a TCP socket")          \
 	X(EXIT_UNSPLICEABLE, "exit-unspliceable", "materialised: the receiving socket does not take spliced pages")    \
-	X(INTERNAL, "internal", "the engine met a state it does not trust and went back to copying")
+	X(INTERNAL, "internal", "the engine met a state it does not trust and went back to copying")                    \
+	X(ROUTE_UNPROVEN, "route-unproven", "uploads to this listener were not seen to leave as they came, so they are copied")
 
 #define UD_REASON_ENUM_(constant, name, text) UD_REASON_##constant,
 enum ud_reason { UD_REASONS(UD_REASON_ENUM_) UD_REASON_COUNT };

@@ -189,7 +189,7 @@ fn json_names_reasons_and_roles_in_the_headers_order() {
     assert!(place("accepted") < place("connected"));
     let places: Vec<_> = Reason::ALL.iter().map(|reason| place(reason.name())).collect();
     assert!(places.is_sorted());
-    assert_eq!(Reason::ALL.len(), 21);
+    assert_eq!(Reason::ALL.len(), 22);
     assert_eq!(Reason::NoPipe.text(), "no pipe could be made: descriptors or fs.pipe-user-pages-soft are used up");
 }
 

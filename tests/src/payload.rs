@@ -32,6 +32,9 @@ pub const BESIDE_OWN_SPLICING: &[Must] =
 /// Bodies of requests go to files first, as nginx has it by default: that is learnt, and they are copied.
 pub const UPLOADS_TO_FILES: &[Must] =
     &[Forward(Connected, 50), Materialise(Accepted, Reason::ExitFile), CopyFor(Accepted, Reason::RouteLearnt)];
+/// Bodies of requests all go to files first and leave by `sendfile`, so that none is seen to leave: they are copied.
+pub const ALL_UPLOADS_TO_FILES: &[Must] =
+    &[Forward(Connected, 50), AnchorNothing(Accepted), CopyFor(Accepted, Reason::RouteUnproven)];
 /// A client that is slower than the backend makes nginx spool, and that is learnt: how much is forwarded before, depends on
 /// the client.
 pub const LARGER_THAN_BUFFERS: &[Must] =
@@ -100,6 +103,7 @@ mod tests {
             BOTH_WAYS,
             BESIDE_OWN_SPLICING,
             UPLOADS_TO_FILES,
+            ALL_UPLOADS_TO_FILES,
             LARGER_THAN_BUFFERS,
             SPOOLED,
             CACHED,

@@ -65,6 +65,14 @@ fn still_works(lane: &Lane, name: &str) {
     assert_eq!(judge(&exchange, &it), Vec::<String>::new(), "{name}");
 }
 
+/// Whole uploads: from the first one on the engine knows where they leave.
+fn is_proven(lane: &Lane, name: &str) {
+    let step = Step::post(Upload::Length(MIB), Behaviour::body(10, Delimit::Length));
+    let exchange = Exchange::new(format!("before-{name}"), vec![step.clone(), step]);
+    let it = observe(&exchange, lane.side()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(judge(&exchange, &it), Vec::<String>::new(), "{name}");
+}
+
 /// Counters settle, nothing panicked, and the engine reset no connection: what broke was broken by the peers. It did
 /// what it must.
 fn settled(lane: &Lane, name: &str, musts: &[Must]) {
@@ -89,6 +97,7 @@ fn uploads_are_right(lane: &Lane, name: &str, exchanges: &[Exchange]) -> usize {
 /// Returns the lane's last counters, if it has any, and how many uploads the backend got in part.
 fn rounds(name: &str, spec: &Spec, make: impl Fn(usize) -> Vec<Exchange>) -> (Option<Snapshot>, usize) {
     let lane = Lane::underdeck(spec);
+    is_proven(&lane, name);
     let (mut after, mut partial) = (Vec::new(), 0);
     for round in 0..3 {
         let exchanges = make(round);

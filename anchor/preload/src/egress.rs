@@ -10,7 +10,7 @@ use std::sync::MutexGuard;
 use libc::{c_int, iovec};
 use syscalls::Errno;
 use underdeck_protocols::Place;
-use underdeck_stats::{Gauge, Reason};
+use underdeck_stats::{Gauge, Reason, Role};
 
 use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::batch::{self, Then};
@@ -366,7 +366,12 @@ fn follow(
     let rest = call.size - call.done;
     let due = match socket.tx_place(engine) {
         // Whether the application's own bytes follow cannot be known.
-        Place::Passed => return Err(Stop::Doubt("a placeholder on a connection that is not followed")),
+        Place::Passed => {
+            if anchor.role == Role::Accepted {
+                engine.routes.disprove(anchor.route);
+            }
+            return Err(Stop::Doubt("a placeholder on a connection that is not followed"));
+        }
         Place::Opaque(left) => usize::try_from(left).unwrap_or(usize::MAX),
         Place::Metadata => {
             // The application framed the payload anew: a line between two chunks, or the end of the message.

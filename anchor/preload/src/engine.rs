@@ -10,6 +10,7 @@ use underdeck_stats::{Block, Created};
 use crate::config::Config;
 use crate::mark::{Magic, Secret};
 use crate::pipe::Pool;
+use crate::probes::Probes;
 use crate::routes::Routes;
 use crate::{anchor, sys, table};
 
@@ -21,6 +22,7 @@ pub(crate) struct Engine {
     pub(crate) magic: Magic,
     pub(crate) pipes: Pool,
     pub(crate) routes: Routes,
+    pub(crate) probes: Probes,
     /// The process this is for; differs from the running one in the child of `vfork`.
     pub(crate) pid: u32,
     secrets: RandomState,
@@ -105,6 +107,7 @@ impl Engine {
             magic: Magic::new(secrets.hash_one(u64::MAX)),
             pipes: Pool::default(),
             routes: Routes::default(),
+            probes: Probes::default(),
             pid: sys::getpid(),
             secrets,
             secrets_given: AtomicU64::new(0),

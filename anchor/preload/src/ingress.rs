@@ -120,7 +120,7 @@ fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
 
 /// Whether payload behind the metadata that comes next may be anchored: then only the metadata is read.
 fn may_anchor(engine: &Engine, socket: &Socket, call: &Call<'_>) -> bool {
-    call.copy.is_none() && !engine.routes.has_relapsed(socket.route)
+    call.copy.is_none() && socket.is_trusted(engine) && !engine.routes.has_relapsed(socket.route)
 }
 
 /// Why the payload that comes next is to be copied; none if it is to be anchored.
@@ -164,6 +164,9 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     }
     if socket.may_leave_unseen() {
         return Err(Reason::ProtocolPass);
+    }
+    if !socket.is_trusted(engine) {
+        return Err(Reason::RouteUnproven);
     }
     if engine.stats.level(Gauge::BytesHeld) >= engine.config.max_anchored_total {
         return Err(Reason::TotalLimit);

@@ -11,7 +11,8 @@
 //! 6. [`tls`], [`exits`]: where it goes to a TLS library, a file or a compressor instead, the payload is put back.
 //!
 //! Around it: [`config`] (the environment), [`engine`] (what a process has once), [`routes`] (what was learnt of a peer),
-//! [`lifecycle`] (how connections begin and end), [`sys`] and [`iov`] (system calls, lists of buffers).
+//! [`probes`] (whether uploads leave as they came), [`lifecycle`] (how connections begin and end), [`sys`] and [`iov`] (system
+//! calls, lists of buffers).
 
 mod ahead;
 mod anchor;
@@ -26,6 +27,7 @@ mod iov;
 mod lifecycle;
 mod mark;
 mod pipe;
+mod probes;
 mod routes;
 mod socket;
 mod sys;

@@ -74,7 +74,7 @@ pub(crate) fn accepted(fd: c_int, listener: c_int) {
     } else {
         None
     };
-    begin(engine, fd, Role::Accepted, routes::of(&listener.to_ne_bytes()), copies);
+    begin(engine, fd, Role::Accepted, routes::of_listener(listener), copies);
 }
 
 fn begin(engine: &Engine, fd: c_int, role: Role, route: u8, copies: Option<Reason>) {

@@ -3,6 +3,8 @@
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, Ordering::Relaxed};
 use std::hash::{DefaultHasher, Hasher};
 
+use libc::c_int;
+
 /// Bytes of balance (materialised minus forwarded) at which a route goes back to plain copies.
 const HOPELESS: i32 = 256 << 10;
 /// Where the balance stands while a route is copied: a new try fails when [`HOPELESS`] minus this was materialised.
@@ -32,7 +34,16 @@ struct Route {
     copy: AtomicU16,
     /// How often the route had gone back since it last paid.
     relapses: AtomicU8,
+    /// Of a listener: where its uploads leave, see [`crate::probes`].
+    proof: AtomicU8,
 }
+
+/// No upload was seen to leave yet.
+const UNPROVEN: u8 = 0;
+/// They leave on connections that are followed.
+const PROVEN: u8 = 1;
+/// Some do not.
+const DISPROVEN: u8 = 2;
 
 /// All routes of a process.
 pub(crate) struct Routes([Route; 256]);
@@ -41,6 +52,11 @@ impl Default for Routes {
     fn default() -> Self {
         Self(core::array::from_fn(|_| Route::default()))
     }
+}
+
+/// The route of a listener, by its descriptor. No two of 256 in turn fall together: what one has proven, another has not.
+pub(crate) fn of_listener(fd: c_int) -> u8 {
+    fd as u8
 }
 
 /// The route of a peer's address, as bytes.
@@ -74,6 +90,28 @@ impl Routes {
     /// Whether anchoring has not paid lately: what is under way may as well be copied.
     pub(crate) fn has_relapsed(&self, route: u8) -> bool {
         self.0[usize::from(route)].copy.load(Relaxed) > 0
+    }
+
+    /// Whether uploads to the listener leave on connections that are followed, as far as is known.
+    pub(crate) fn is_proven(&self, listener: u8) -> bool {
+        self.0[usize::from(listener)].proof.load(Relaxed) == PROVEN
+    }
+
+    /// Whether that is still to be found out.
+    pub(crate) fn is_unproven(&self, listener: u8) -> bool {
+        self.0[usize::from(listener)].proof.load(Relaxed) == UNPROVEN
+    }
+
+    /// An upload left on a connection that is followed.
+    pub(crate) fn prove(&self, listener: u8) {
+        let proof = &self.0[usize::from(listener)].proof;
+        // Not where it was disproven; whether that has just happened does not matter.
+        let _ = proof.compare_exchange(UNPROVEN, PROVEN, Relaxed, Relaxed);
+    }
+
+    /// An upload was to leave on a connection that nobody follows: those to come are copied, for good.
+    pub(crate) fn disprove(&self, listener: u8) {
+        self.0[usize::from(listener)].proof.store(DISPROVEN, Relaxed);
     }
 
     pub(crate) fn forwarded(&self, route: u8, bytes: usize) {
@@ -200,6 +238,18 @@ mod tests {
             routes.materialised(1, 64 << 10);
         }
         assert!(!routes.copies(1));
+    }
+
+    #[test]
+    fn what_is_disproven_is_not_proven_again() {
+        let routes = Routes::default();
+        assert!(routes.is_unproven(4) && !routes.is_proven(4));
+        routes.prove(4);
+        assert!(routes.is_proven(4) && !routes.is_unproven(4));
+        assert!(routes.is_unproven(5), "another listener");
+        routes.disprove(4);
+        routes.prove(4);
+        assert!(!routes.is_proven(4) && !routes.is_unproven(4));
     }
 
     #[test]

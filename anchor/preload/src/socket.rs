@@ -40,12 +40,14 @@ static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
-/// What was done so far with the payload that is being received.
+/// What became of the span that is being received.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Span {
-    /// It has not begun.
-    None,
+    /// There is none.
+    Outside,
     Copied,
+    /// Copied, and its first bytes are one of the [`crate::probes`].
+    Probed,
     /// Some of it was anchored.
     Anchored,
 }
@@ -65,7 +67,6 @@ pub(crate) struct Socket {
     pub(crate) flows: bool,
     /// The next metadata received is likely to be a whole head rather than the few bytes between two chunks.
     pub(crate) expects_head: bool,
-    span: Span,
     /// It is one of [`PASSED`].
     counted: bool,
     /// The message of the last span was not over with it.
@@ -74,6 +75,7 @@ pub(crate) struct Socket {
     between: u8,
     /// The message that is being received is copied because anchoring did not pay; none: not asked yet.
     copies_message: Option<bool>,
+    span: Span,
     state: State,
     pub(crate) rx: Cursor,
     pub(crate) tx: Cursor,
@@ -155,10 +157,10 @@ impl Socket {
             trickles: false,
             flows: false,
             expects_head: true,
-            span: Span::None,
             counted: false,
             goes_on: false,
             between: 0,
+            span: Span::Outside,
             copies_message: None,
             state: State::new(),
             rx: Cursor::new(),
@@ -240,7 +242,12 @@ impl Socket {
                     SpanKind::Metadata => {
                         self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX))
                     }
-                    SpanKind::Opaque => self.payload(engine, n, Some(why)),
+                    SpanKind::Opaque => {
+                        if self.role == Role::Accepted && engine.routes.is_unproven(self.route) {
+                            self.probe(engine, &rest[..n.min(rest.len())]);
+                        }
+                        self.payload(engine, n, Some(why));
+                    }
                     SpanKind::Passed => {
                         self.count_pass();
                         return engine.stats.copied(self.role, Reason::ProtocolPass, rest.len() as u64);
@@ -248,6 +255,22 @@ impl Socket {
                 }
                 rest = &rest[n.min(rest.len())..];
             }
+        }
+    }
+
+    /// Whether payload received here may be anchored, as far as it is known where it leaves.
+    pub(crate) fn is_trusted(&self, engine: &Engine) -> bool {
+        self.role == Role::Connected || engine.routes.is_proven(self.route)
+    }
+
+    /// Payload that begins with `bytes` is copied because nobody knows yet where it will leave.
+    fn probe(&mut self, engine: &Engine, bytes: &[u8]) {
+        let left = if let Place::Opaque(left) = self.rx.place() { left } else { 0 };
+        let len = left.saturating_add(bytes.len() as u64);
+        self.enter_span(engine, len);
+        let is_due = self.span == Span::Copied && self.copies.is_none() && len >= engine.config.min_body;
+        if is_due && engine.probes.remember(self.route, bytes) {
+            self.span = Span::Probed;
         }
     }
 
@@ -277,9 +300,9 @@ impl Socket {
             None => self.span = Span::Anchored,
         }
         if !matches!(self.rx.place(), Place::Opaque(_)) {
-            let is_anchored = core::mem::replace(&mut self.span, Span::None) == Span::Anchored;
+            let span = core::mem::replace(&mut self.span, Span::Outside);
             self.expects_head = false;
-            Block::add(if is_anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
+            Block::add(if span == Span::Anchored { &role.messages_anchored } else { &role.messages_copied }, 1);
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
@@ -288,7 +311,7 @@ impl Socket {
 
     /// Payload of `len` bytes begins, if it has not yet.
     pub(crate) fn enter_span(&mut self, engine: &Engine, len: u64) {
-        if self.span != Span::None {
+        if self.span != Span::Outside {
             return;
         }
         self.span = Span::Copied;
@@ -346,7 +369,15 @@ impl Socket {
             if kind == SpanKind::Passed {
                 return self.count_pass();
             }
-            bytes = &bytes[n.min(bytes.len())..];
+            let (these, rest) = bytes.split_at(n.min(bytes.len()));
+            if kind == SpanKind::Opaque
+                && engine.probes.are_some()
+                && self.role == Role::Connected
+                && let Some(listener) = engine.probes.recognise(these)
+            {
+                engine.routes.prove(listener);
+            }
+            bytes = rest;
         }
     }
 

@@ -105,7 +105,8 @@ fn of(socket: &mut Socket) -> &mut Tls {
     }
     let (role, route, fd) = (socket.role, socket.route, socket.fd);
     socket.tls.get_or_insert_with(|| {
-        let mut inside = Socket::new(role, route, None);
+        // What was encrypted is never anchored.
+        let mut inside = Socket::new(role, route, Some(Reason::ExitTls));
         inside.fd = fd;
         Box::new(Tls { inside, ready: 0, offered: 0 })
     })

@@ -17,6 +17,7 @@ const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v
 const FILE_LOG: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
 const UPSTREAM: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+const UPSTREAM_TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
 const FORMAT: &str = "%REQ(:PATH?:AUTHORITY)% %RESPONSE_CODE% %DOWNSTREAM_WIRE_BYTES_SENT% %BYTES_SENT% \
                       %DOWNSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_RECEIVED% %UPSTREAM_WIRE_BYTES_SENT% \
                       %RESPONSE_FLAGS%\n";
@@ -34,11 +35,13 @@ pub struct Envoy {
     pub http2: bool,
     /// HTTP/2 to the backend, without TLS.
     pub upstream_http2: bool,
+    /// TLS to the backend, whose certificate is not looked at.
+    pub upstream_tls: bool,
 }
 
 impl Default for Envoy {
     fn default() -> Self {
-        Self { workers: 1, unprivileged: false, tls: false, http2: false, upstream_http2: false }
+        Self { workers: 1, unprivileged: false, tls: false, http2: false, upstream_http2: false, upstream_tls: false }
     }
 }
 
@@ -88,13 +91,17 @@ impl Envoy {
             false => json!({"http_protocol_options": {"enable_trailers": true}}),
         };
         let upstream = json!({"explicit_http_config": upstream, "@type": UPSTREAM});
+        let mut cluster = json!({
+            "name": "backend", "type": "STATIC", "connect_timeout": "5s",
+            "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
+            "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
+        });
+        if self.upstream_tls {
+            cluster["transport_socket"] = json!({"name": "tls", "typed_config": {"@type": UPSTREAM_TLS}});
+        }
         let config = json!({"static_resources": {
             "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [chain]}],
-            "clusters": [{
-                "name": "backend", "type": "STATIC", "connect_timeout": "5s",
-                "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
-                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
-            }],
+            "clusters": [cluster],
         }});
         // JSON is YAML.
         let config = write(dir, "envoy.yaml", &config.to_string())?;

@@ -34,6 +34,10 @@ pub struct Haproxy {
     pub upstream_http2: bool,
     /// TLS to the backend, whose certificate is not looked at.
     pub upstream_tls: bool,
+    /// The PROXY protocol to the backend.
+    pub upstream_proxy_protocol: bool,
+    /// Clients begin with the PROXY protocol.
+    pub proxy_protocol: bool,
     /// `maxconn`.
     pub connections: usize,
     /// Reuses connections to the backend.
@@ -54,6 +58,8 @@ impl Default for Haproxy {
             http2: false,
             upstream_http2: false,
             upstream_tls: false,
+            upstream_proxy_protocol: false,
+            proxy_protocol: false,
             connections: 6000,
             keepalive: true,
             timeout_s: 60,
@@ -96,6 +102,8 @@ impl Haproxy {
         let always = if self.splice_always { "option splice-request\n    option splice-response" } else { "" };
         let ssl = certificate.map(|it| format!(" ssl crt {}", it.both.display())).unwrap_or_default();
         let alpn = if self.tls && self.http2 { " alpn h2,http/1.1" } else { "" };
+        let accept = if self.proxy_protocol { " accept-proxy" } else { "" };
+        let send = if self.upstream_proxy_protocol { " send-proxy" } else { "" };
         let verify = if self.upstream_tls { " ssl verify none" } else { "" };
         let proto = if self.upstream_http2 { " proto h2" } else { "" };
         let (reuse, close) = if self.keepalive { ("always", "") } else { ("never", "option http-server-close") };
@@ -106,8 +114,8 @@ impl Haproxy {
             "global\n    maxconn {connections}\n    nbthread {threads}\n    {bufsize}\n    {user}\n    stats socket {socket}\n    log stdout format raw local0\n\
              defaults\n    mode http\n    {log}\n    log-format \"%HU %ST %B %U %ts\"\n    {auto}\n    {always}\n    {close}\n    \
              timeout connect 5s\n    timeout client {timeout_s}s\n    timeout server {timeout_s}s\n    timeout tunnel {timeout_s}s\n\
-             frontend lab\n    bind {listen}{ssl}{alpn} backlog 4096\n    default_backend backend\n\
-             backend backend\n    http-reuse {reuse}\n    server one {backend}{proto}{verify}\n"
+             frontend lab\n    bind {listen}{accept}{ssl}{alpn} backlog 4096\n    default_backend backend\n\
+             backend backend\n    http-reuse {reuse}\n    server one {backend}{proto}{verify}{send}\n"
         );
         let config = write(dir, "haproxy.cfg", &config)?;
         let mut command = Command::new(Tool::Haproxy.path()?);

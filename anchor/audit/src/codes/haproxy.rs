@@ -60,8 +60,8 @@ pub(super) const CODES: &[Code] = codes! {
         "`no option http-use-htx` selects the old HTTP code, which the engine has not been tested with.",
         "Remove the line.";
     "UDH116" LeftOut Requests: "upload to a server with TLS",
-        "HAProxy does TLS with a transport of its own, which the engine cannot follow: an upload that came before the \
-         first handshake could not be sent.",
+        "HAProxy does TLS with a transport of its own, which the engine cannot follow: an upload that was anchored \
+         before the first handshake could not be sent.",
         "Use plain HTTP/1.1 to servers on trusted networks.";
     // 2xx: materialised.
     "UDH201" Materialised Both tls: "TLS to clients",
