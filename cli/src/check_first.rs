@@ -11,7 +11,8 @@ const LINES: usize = 10;
 /// What the audit says about a command line before it is started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Value of UNDERDECK_LEAVE_OUT, when some listeners or upstream servers must be left alone.
+    /// Value of UNDERDECK_LEAVE_OUT: listeners and upstream servers that must be left alone, perhaps none. Without a configuration
+    /// that was understood there is no value.
     pub leave_out: Option<String>,
     /// What to tell the user, a line each.
     pub messages: Vec<String>,
@@ -38,11 +39,7 @@ fn judge(result: Result<Report, AuditError>) -> Verdict {
         }
     };
     let plan = report.plan.to_string();
-    Verdict {
-        messages: messages(&report, &plan),
-        refused: report.is_refused(),
-        leave_out: (!plan.is_empty()).then_some(plan),
-    }
+    Verdict { messages: messages(&report, &plan), refused: report.is_refused(), leave_out: Some(plan) }
 }
 
 fn messages(report: &Report, plan: &str) -> Vec<String> {
@@ -83,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_clean_configuration_is_silent() {
-        assert_eq!(of(&nginx("")), Verdict::default());
+        assert_eq!(of(&nginx("")), Verdict { leave_out: Some(String::new()), ..Verdict::default() });
     }
 
     #[test]

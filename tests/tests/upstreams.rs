@@ -82,6 +82,44 @@ fn envoy_tls() {
     unseen("envoy, TLS to the server", &spec, Haproxy { tls: true, ..Haproxy::default() });
 }
 
+/// Bytes of a placeholder inside TLS would be seen by nobody but the server.
+#[test]
+fn envoy_tls_to_one_of_two_servers() {
+    let Some(engine) = engine() else { panic!("no library") };
+    let backend = Backend::start().expect("a backend");
+    let before = Spec::Haproxy(Haproxy { tls: true, ..Haproxy::default() });
+    let before = Proxy::start(&before, &Mode::Plain, backend.addr()).expect("started");
+    let secure = Some(before.front().expect("a front").addr);
+    let spec = Spec::Envoy(Envoy { secure, ..Envoy::default() });
+    let proxy = Proxy::start(&spec, &Mode::Underdeck(engine), backend.addr()).expect("started");
+    let front = proxy.front().expect("a front");
+    let side = Side { proxy: None, front: &front, backend: &backend };
+    let now = || counters::settled(&proxy, SETTLE).expect("settled");
+    let by_tls = |id: String| {
+        let mut exchange = upload(id, Upload::Length(MIB));
+        exchange.steps[0].fields.push(("secure".into(), "yes".into()));
+        exchange
+    };
+    for n in 0..3 {
+        right("in clear text", &upload(format!("clear-{n}"), Upload::Length(MIB)), side);
+    }
+    let proven = now();
+    assert!(proven.role(Role::Accepted).bytes_forwarded > 0, "otherwise this would test nothing: {proven:?}");
+    // It was anchored before Envoy has connected: it fails, and nothing that is wrong arrives.
+    right("anchored too early", &Exchange { any_status: true, ..by_tls("first".into()).faulty() }, side);
+    let failed = now();
+    assert_eq!((failed.resets, failed.panics), (1, 0), "{failed:?}");
+    for n in 0..4 {
+        right("by TLS", &by_tls(format!("tls-{n}")), side);
+        right("in clear text again", &upload(format!("again-{n}"), Upload::Chunked(MIB, 300_000)), side);
+    }
+    let it = now();
+    assert_eq!((it.resets, it.panics), (1, 0), "{it:?}");
+    assert_eq!(it.role(Role::Accepted).bytes_anchored, failed.role(Role::Accepted).bytes_anchored, "{it:?}");
+    proxy.stop().expect("nothing is left");
+    before.stop().expect("nothing is left");
+}
+
 #[test]
 fn uploads_are_anchored_after_the_first() {
     let unbuffered = Nginx { request_buffering: false, ..Nginx::large() };

@@ -182,6 +182,15 @@ pub(crate) fn abandon(engine: &Engine, message: u32) {
     }
 }
 
+/// Routes of what was received by accepted connections and of which nothing has left yet.
+pub(crate) fn unsent_uploads() -> Vec<u8> {
+    if OPEN.load(Ordering::Acquire) == 0 {
+        return Vec::new();
+    }
+    let is_one = |it: &Anchor| it.role == Role::Accepted && !it.touched && !it.segments.is_empty();
+    slots().filter_map(|slot| slot.try_lock().ok().filter(|it| is_one(it)).map(|it| it.route)).collect()
+}
+
 /// Whether an anchor waits for somebody to send it.
 pub(crate) fn any_detached() -> bool {
     DETACHED_COUNT.load(Ordering::Relaxed) != 0

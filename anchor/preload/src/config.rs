@@ -24,6 +24,8 @@ pub(crate) struct Config {
     pub(crate) grace_s: u64,
     /// `UNDERDECK_LEAVE_OUT`.
     pub(crate) leave_out: Vec<Rule>,
+    /// Somebody has looked at the application's configuration, even if there was nothing to leave out.
+    pub(crate) is_checked: bool,
     /// Files whose presence switches the engine off while it runs.
     pub(crate) off_files: Vec<CString>,
     /// The process did something that the engine cannot follow.
@@ -89,6 +91,7 @@ impl Config {
             read_ahead: size("UNDERDECK_READ_AHEAD", READ_AHEAD),
             grace_s: size("UNDERDECK_GRACE_SECONDS", 5),
             leave_out: variable("UNDERDECK_LEAVE_OUT").map(|text| parse_rules(&text)).unwrap_or_default(),
+            is_checked: variable("UNDERDECK_LEAVE_OUT").is_some(),
             off_files,
             retired: AtomicBool::new(false),
         }

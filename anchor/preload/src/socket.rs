@@ -12,7 +12,7 @@ use crate::anchor::Segment;
 use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
-use crate::{anchor, iov, watch};
+use crate::{anchor, egress, iov, watch};
 
 /// One connection, behind a lock. Cells are used again, never freed.
 pub(crate) struct Cell(Mutex<Option<Socket>>);
@@ -210,12 +210,15 @@ impl Socket {
         self.count_pass();
     }
 
-    fn count_pass(&mut self) {
+    /// True: nobody knew it before.
+    fn count_pass(&mut self) -> bool {
         // What goes through TLS is followed inside.
-        if !self.counted && self.tls.is_none() {
+        let is_new = !self.counted && self.tls.is_none();
+        if is_new {
             self.counted = true;
             PASSED[self.role as usize].fetch_add(1, Ordering::Relaxed);
         }
+        is_new
     }
 
     /// It is closed, or followed after all.
@@ -367,7 +370,7 @@ impl Socket {
         while !bytes.is_empty() {
             let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
             if kind == SpanKind::Passed {
-                return self.count_pass();
+                return self.leave_unseen(engine, bytes);
             }
             let (these, rest) = bytes.split_at(n.min(bytes.len()));
             if kind == SpanKind::Opaque
@@ -378,6 +381,23 @@ impl Socket {
                 engine.routes.prove(listener);
             }
             bytes = rest;
+        }
+    }
+
+    /// The connection goes on with `bytes`, and with what nobody follows. Inside TLS nobody could even see a placeholder: uploads
+    /// of which nothing has left yet, and which may be meant for this connection, must not reach it.
+    fn leave_unseen(&mut self, engine: &Engine, bytes: &[u8]) {
+        const HTTP2: &[u8] = b"PRI * HTTP/2.0";
+        let is_new = self.count_pass();
+        if !is_new || self.role == Role::Accepted || engine.config.is_checked || bytes.starts_with(HTTP2) {
+            return;
+        }
+        let listeners = anchor::unsent_uploads();
+        for listener in &listeners {
+            engine.routes.disprove(*listener);
+        }
+        if !listeners.is_empty() {
+            egress::doubt(engine, self, "it may be TLS, and uploads were anchored that may be meant for it");
         }
     }
 

@@ -31,6 +31,11 @@ pub(crate) enum Prepared {
     Nothing,
 }
 
+/// A handshake begins: what goes through the connection from now on is followed inside.
+pub(crate) fn begin(socket: &mut Socket) {
+    of(socket);
+}
+
 /// Makes `size` bytes at `buffer` fit to be encrypted. None: they are not, and must not leave.
 pub(crate) fn prepare(engine: &Engine, socket: &mut Socket, buffer: *const c_void, size: usize) -> Option<Prepared> {
     let tls = of(socket);

@@ -37,11 +37,21 @@ pub struct Envoy {
     pub upstream_http2: bool,
     /// TLS to the backend, whose certificate is not looked at.
     pub upstream_tls: bool,
+    /// Requests with the field `secure` go there, by TLS.
+    pub secure: Option<SocketAddr>,
 }
 
 impl Default for Envoy {
     fn default() -> Self {
-        Self { workers: 1, unprivileged: false, tls: false, http2: false, upstream_http2: false, upstream_tls: false }
+        Self {
+            workers: 1,
+            unprivileged: false,
+            tls: false,
+            http2: false,
+            upstream_http2: false,
+            upstream_tls: false,
+            secure: None,
+        }
     }
 }
 
@@ -61,6 +71,14 @@ impl Envoy {
             "log_format": {"text_format_source": {"inline_string": FORMAT}},
         }});
         let access_logs = if log { vec![access_log] } else { Vec::new() };
+        let mut routes = vec![
+            json!({"match": {"connect_matcher": {}}, "route": {"cluster": "backend", "timeout": "0s"}}),
+            json!({"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}}),
+        ];
+        if self.secure.is_some() {
+            let those = json!({"prefix": "/", "headers": [{"name": "secure", "present_match": true}]});
+            routes.insert(0, json!({"match": those, "route": {"cluster": "secure", "timeout": "0s"}}));
+        }
         let manager = json!({
             "@type": HCM, "stat_prefix": "lab", "codec_type": if self.http2 { "AUTO" } else { "HTTP1" },
             "generate_request_id": false,
@@ -69,10 +87,7 @@ impl Envoy {
             },
             "upgrade_configs": [{"upgrade_type": "websocket"}, {"upgrade_type": "CONNECT"}],
             "access_log": access_logs,
-            "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": [
-                {"match": {"connect_matcher": {}}, "route": {"cluster": "backend", "timeout": "0s"}},
-                {"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}},
-            ]}]},
+            "route_config": {"virtual_hosts": [{"name": "lab", "domains": ["*"], "routes": routes}]},
             "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": true}}],
         });
         let mut chain = json!({"filters": [{"name": "manager", "typed_config": manager}]});
@@ -85,23 +100,28 @@ impl Envoy {
             chain["transport_socket"] =
                 json!({"name": "tls", "typed_config": {"@type": TLS, "common_tls_context": context}});
         }
-        let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": at(backend)}}]}]);
         let upstream = match self.upstream_http2 {
             true => json!({"http2_protocol_options": {}}),
             false => json!({"http_protocol_options": {"enable_trailers": true}}),
         };
         let upstream = json!({"explicit_http_config": upstream, "@type": UPSTREAM});
-        let mut cluster = json!({
-            "name": "backend", "type": "STATIC", "connect_timeout": "5s",
-            "load_assignment": {"cluster_name": "backend", "endpoints": endpoints},
-            "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
-        });
-        if self.upstream_tls {
-            cluster["transport_socket"] = json!({"name": "tls", "typed_config": {"@type": UPSTREAM_TLS}});
-        }
+        let cluster = |name: &str, addr: SocketAddr, tls: bool| {
+            let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": at(addr)}}]}]);
+            let mut cluster = json!({
+                "name": name, "type": "STATIC", "connect_timeout": "5s",
+                "load_assignment": {"cluster_name": name, "endpoints": endpoints},
+                "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream},
+            });
+            if tls {
+                cluster["transport_socket"] = json!({"name": "tls", "typed_config": {"@type": UPSTREAM_TLS}});
+            }
+            cluster
+        };
+        let mut clusters = vec![cluster("backend", backend, self.upstream_tls)];
+        clusters.extend(self.secure.map(|addr| cluster("secure", addr, true)));
         let config = json!({"static_resources": {
             "listeners": [{"name": "lab", "address": at(listen), "filter_chains": [chain]}],
-            "clusters": [cluster],
+            "clusters": clusters,
         }});
         // JSON is YAML.
         let config = write(dir, "envoy.yaml", &config.to_string())?;

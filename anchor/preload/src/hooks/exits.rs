@@ -251,6 +251,10 @@ pub unsafe extern "C" fn SSL_shutdown(ssl: *mut Ssl) -> c_int {
 pub unsafe extern "C" fn SSL_do_handshake(ssl: *mut Ssl) -> c_int {
     if descriptor(ssl).is_none() {
         engine::never();
+    } else if let Some((fd, cell)) = connection(ssl) {
+        quietly((), || {
+            cell.with(fd, tls::begin);
+        });
     }
     next!(SSL_do_handshake(ssl => *mut Ssl) -> c_int, -1)
 }
