@@ -254,21 +254,23 @@ UD_INLINE ud_u64 request_head(struct ud_cut *c, ud_u64 word)
 {
 	ud_u64 kind = PLAIN, queued = QUEUED;
 
-	if (word & FACT_HEAD)
-		kind = HEAD;
-	else if (word & FACT_CONNECT)
-		kind = CONNECT;
-	else if ((word & FACT_UPGRADE) && !(word & FACT_HTTP10))
-		kind = UPGRADE;
-	/* Content of a CONNECT has no defined meaning (RFC 9110, section 9.3.6). */
-	if (kind == CONNECT && (word & (FACT_LENGTH | FACT_CHUNKED)))
-		return PASS;
 	if (queued >= QUEUE_MAX)
 		return PASS;
-	QUEUE |= kind << (2 * queued & 63);
 	QUEUED = queued + 1;
-	if (kind >= CONNECT)
-		FLAGS |= FLAG_UNDECIDED;
+	if (word & (FACT_HEAD | FACT_CONNECT | FACT_UPGRADE)) {
+		if (word & FACT_HEAD)
+			kind = HEAD;
+		else if (word & FACT_CONNECT)
+			kind = CONNECT;
+		else if (!(word & FACT_HTTP10))
+			kind = UPGRADE;
+		/* Content of a CONNECT has no defined meaning (RFC 9110, section 9.3.6). */
+		if (kind == CONNECT && (word & (FACT_LENGTH | FACT_CHUNKED)))
+			return PASS;
+		QUEUE |= kind << (2 * queued & 63);
+		if (kind >= CONNECT)
+			FLAGS |= FLAG_UNDECIDED;
+	}
 	return framed(c, REQUESTS, word, START);
 }
 
@@ -323,13 +325,14 @@ UD_INLINE ud_u64 end_of_head(struct ud_cut *c, ud_u64 side)
 /* Field lines from `from` on. */
 static __attribute__((noinline)) int fields(struct ud_cut *c, ud_u64 side, ud_u64 from)
 {
-	ud_u64 n, result, line, next;
+	ud_u64 n, result, line, next, stop;
 
 	for (n = 0; n < 6; n++) {
 		result = ud_fields(c, from, WANTED_NAMES);
 		line = UD_FIELDS_LINE(result);
 		next = UD_FIELDS_NEXT(result);
-		switch (UD_FIELDS_STOP(result)) {
+		stop = UD_FIELDS_STOP(result);
+		switch (stop) {
 		case UD_FIELDS_END:
 			return end_of_head(c, side) == PASS ? 0 : metadata(c, next);
 		case UD_FIELDS_WANTED:
@@ -345,7 +348,7 @@ static __attribute__((noinline)) int fields(struct ud_cut *c, ud_u64 side, ud_u6
 				c->verdict = UD_NEED_MORE;
 				return 0;
 			}
-			if (UD_FIELDS_STOP(result) == UD_FIELDS_PART)
+			if (stop == UD_FIELDS_PART)
 				return 0;
 			WORD(side) = (WORD(side) & ~0xffULL) | SKIP;
 			return metadata(c, ud_at(c, UD_WINDOW - 1) == '\r' ? UD_WINDOW - 1 : UD_WINDOW);
@@ -432,7 +435,7 @@ static __attribute__((noinline)) int chunk_size(struct ud_cut *c, ud_u64 side, u
 }
 
 /* A start line, and as much of the head as is there. */
-static __attribute__((noinline)) int start(struct ud_cut *c, ud_u64 side)
+UD_INLINE int start(struct ud_cut *c, ud_u64 side)
 {
 	ud_u64 seen = 0, end;
 
@@ -474,15 +477,13 @@ UD_PROTOCOL(http1)
 	c->verdict = UD_PASS;
 	/* Where more is needed: whether more is bound to follow. */
 	c->span = PHASE(word) != START;
+	if (PHASE(word) == START && (FLAGS & FLAG_TUNNEL))
+		return opaque(c, UD_UNTIL_CLOSE);
+	if (PHASE(word) <= TARGET)
+		return start(c, side);
 	switch (PHASE(word)) {
 	case UNTIL_CLOSE:
 		return opaque(c, UD_UNTIL_CLOSE);
-	case START:
-		if (FLAGS & FLAG_TUNNEL)
-			return opaque(c, UD_UNTIL_CLOSE);
-		return start(c, side);
-	case TARGET:
-		return start(c, side);
 	case FIELDS:
 		return fields(c, side, 0);
 	case SKIP:

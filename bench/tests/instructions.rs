@@ -38,7 +38,7 @@ const PINS: [Pin; 4] = [
         more: &["cut", "2000"],
         count: 1000.0,
         preload: false,
-        instructions: 3890.0,
+        instructions: 2590.0,
     },
     Pin {
         name: "an exchange with a body of 1 KiB through a proxy: two heads in, two heads out, body copied",
@@ -46,7 +46,7 @@ const PINS: [Pin; 4] = [
         more: &["forward", "20", "1024"],
         count: 10.0,
         preload: true,
-        instructions: 9728.0,
+        instructions: 7140.0,
     },
     Pin {
         name: "64 KiB anchored: marks written, found and verified, two splices",

@@ -59,6 +59,16 @@ struct Carry {
     bytes: [u8; WINDOW],
 }
 
+impl Carry {
+    /// The first `carried` bytes with `fresh` behind them, together at most a window.
+    #[cold]
+    fn followed_by(&mut self, carried: usize, fresh: &[u8]) -> &[u8] {
+        let end = carried + fresh.len();
+        self.bytes[carried..end].copy_from_slice(fresh);
+        &self.bytes[..end]
+    }
+}
+
 /// Where one direction of a connection stands. 24 bytes; a carry buffer is allocated once, and only on a connection where a
 /// program asked for more bytes than one slice held.
 #[derive(Clone, Default)]
@@ -98,7 +108,7 @@ impl Cursor {
             if state.passed {
                 self.pass();
             } else {
-                match program.cut(&mut state.words, direction, role, &[], &[]) {
+                match program.cut(&mut state.words, direction, role, &[]) {
                     Cut::NeedMore(inside) => self.inside = inside,
                     Cut::Opaque(span) => self.opaque_left = span,
                     // Nothing is there that could be metadata: a broken program.
@@ -190,11 +200,11 @@ impl Cursor {
     ) -> (usize, bool) {
         let carried = usize::from(self.carried);
         let fresh = &bytes[..bytes.len().min(WINDOW - carried)];
-        let carry: &[u8] = match &self.carry {
-            Some(carry) => &carry.bytes[..carried],
-            None => &[],
+        let window = match &mut self.carry {
+            Some(carry) if carried > 0 => carry.followed_by(carried, fresh),
+            _ => fresh,
         };
-        match program.cut(&mut state.words, direction, role, carry, fresh) {
+        match program.cut(&mut state.words, direction, role, window) {
             Cut::Metadata(span, then) => {
                 let from_carry = carried.min(span as usize);
                 self.drop_carried(from_carry);
@@ -211,9 +221,7 @@ impl Cursor {
             }
             Cut::NeedMore(inside) => {
                 self.inside = inside;
-                let carry = self.carry.get_or_insert_with(|| Box::new(Carry { bytes: [0; WINDOW] }));
-                carry.bytes[carried..carried + fresh.len()].copy_from_slice(fresh);
-                self.carried = (carried + fresh.len()) as u16;
+                self.keep(fresh);
                 (fresh.len(), true)
             }
             Cut::Pass => {
@@ -230,10 +238,23 @@ impl Cursor {
         self.opaque_left = if span == UNTIL_CLOSE { span } else { span - from_carry };
     }
 
+    /// The program wants to see these bytes again, behind those that are carried already.
+    #[cold]
+    fn keep(&mut self, fresh: &[u8]) {
+        let carried = usize::from(self.carried);
+        let carry = self.carry.get_or_insert_with(|| Box::new(Carry { bytes: [0; WINDOW] }));
+        self.carried = carry.followed_by(carried, fresh).len() as u16;
+    }
+
+    #[inline]
     fn drop_carried(&mut self, n: usize) {
-        if n == 0 {
-            return;
+        if n > 0 {
+            self.drop_first_carried(n);
         }
+    }
+
+    #[cold]
+    fn drop_first_carried(&mut self, n: usize) {
         if let Some(carry) = &mut self.carry {
             carry.bytes.copy_within(n..usize::from(self.carried), 0);
         }

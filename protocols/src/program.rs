@@ -136,16 +136,15 @@ impl Program {
         self.engine.run(cut)
     }
 
-    /// One cut at `carry` followed by `fresh`, together at most a window.
+    /// One cut at `bytes`, at most a window.
     pub(crate) fn cut(
         &self,
         state: &mut [u64; UD_STATE_WORDS as usize],
         direction: Direction,
         role: Role,
-        carry: &[u8],
-        fresh: &[u8],
+        bytes: &[u8],
     ) -> Cut {
-        let len = carry.len() + fresh.len();
+        let len = bytes.len();
         let mut cut = ud_cut {
             window: [0; WINDOW],
             len: len as u32,
@@ -157,8 +156,7 @@ impl Program {
             then: 0,
         };
         let Some(window) = cut.window.get_mut(..len) else { return Cut::Pass };
-        window[..carry.len()].copy_from_slice(carry);
-        window[carry.len()..].copy_from_slice(fresh);
+        window.copy_from_slice(bytes);
         if self.engine.run(&mut cut).is_err() {
             return Cut::Pass;
         }

@@ -104,17 +104,19 @@ extern "C" fn digit(cut: &ud_cut, i: u64, _: u64) -> u64 {
 extern "C" fn number(cut: &ud_cut, from: u64, base: u64) -> u64 {
     let most = if base == 16 { 12 } else { 14 };
     let from = index(from).min(len(cut));
+    let bytes = &cut.window[from..len(cut)];
+    let beyond = base.min(16);
     let (mut value, mut digits) = (0u64, 0);
-    for &byte in &cut.window[from..len(cut)] {
+    while let Some(&byte) = bytes.get(digits) {
         let digit = u64::from(DIGIT[usize::from(byte)]);
-        if digit >= base || digit > 15 {
+        if digit >= beyond {
             break;
-        }
-        if digits == most {
-            return 0;
         }
         value = value.wrapping_mul(base).wrapping_add(digit);
         digits += 1;
+        if digits > most {
+            return 0;
+        }
     }
     value | ((from + digits) as u64) << 48
 }
@@ -142,16 +144,40 @@ fn is_wanted(letter: u8, length: usize, wanted: u64) -> bool {
         | (wanted >> 48 == pair)
 }
 
-/// Passes over lines that nobody wants many at a time; what remains is one line, as a rule.
 #[cfg(target_arch = "x86_64")]
 extern "C" fn fields_avx2(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
-    const LONG_NAMES: u64 = 0xc000_c000_c000_c000;
-    let mut line = index(from).min(len(cut));
-    if wanted & LONG_NAMES == 0 {
-        // SAFETY: chosen only where the processor has what it needs.
-        line = unsafe { scan::first_other_line(cut, line, wanted) };
+    let bytes = &cut.window[..len(cut)];
+    let from = index(from).min(bytes.len());
+    // SAFETY: chosen only where the processor has what it needs.
+    let scan::Line { start, name, end } = unsafe { scan::notable_line(cut, from, scan::Lengths::new(wanted)) };
+    if name == 0 {
+        return match bytes.get(start..start + 2) {
+            Some(b"\r\n") => stopped(start, start + 2, stop::END),
+            _ => hard_fields(cut, start as u64, wanted),
+        };
     }
-    fields::<scan::Avx2>(cut, line as u64, wanted)
+    let is_whole = bytes.get(end..end + 2) == Some(b"\r\n");
+    let hit = is_wanted(bytes[start], name, wanted);
+    if is_whole && !hit {
+        return further_fields(cut, end as u64 + 2, wanted);
+    }
+    last_of(bytes, start, end, hit)
+}
+
+/// After a line whose name is only as long as one that is wanted. Apart, so that no loop is made of it that has much to
+/// prepare.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+fn further_fields(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
+    fields_avx2(cut, from, wanted)
+}
+
+/// Where one step does not show the name.
+#[cfg(target_arch = "x86_64")]
+#[cold]
+#[inline(never)]
+fn hard_fields(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
+    fields::<scan::Avx2>(cut, from, wanted)
 }
 
 extern "C" fn fields<S: Scan>(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
@@ -174,14 +200,21 @@ extern "C" fn fields<S: Scan>(cut: &ud_cut, from: u64, wanted: u64) -> u64 {
         }
         let end = S::text(cut, colon + 1);
         let hit = is_wanted(bytes[line], colon - line, wanted);
-        match (bytes.get(end), bytes.get(end + 1)) {
-            (Some(b'\r'), Some(b'\n')) if hit => return stopped(line, end + 2, stop::WANTED),
-            (Some(b'\r'), Some(b'\n')) => line = end + 2,
-            (None, _) | (Some(b'\r'), None) => {
-                return stopped(line, len, if hit { stop::PART } else { stop::VALUE });
-            }
-            _ => return stopped(line, len, stop::BROKEN),
+        let is_whole = bytes.get(end..end + 2) == Some(b"\r\n");
+        if !is_whole || hit {
+            return last_of(bytes, line, end, hit);
         }
+        line = end + 2;
+    }
+}
+
+/// What is said of the line whose value ends at `end`, or goes on beyond the `bytes`: it is wanted, or not just another field.
+#[inline(always)]
+fn last_of(bytes: &[u8], line: usize, end: usize, hit: bool) -> u64 {
+    match bytes.get(end..).unwrap_or_default() {
+        [b'\r', b'\n', ..] => stopped(line, end + 2, stop::WANTED),
+        [] | [b'\r'] => stopped(line, bytes.len(), if hit { stop::PART } else { stop::VALUE }),
+        _ => stopped(line, bytes.len(), stop::BROKEN),
     }
 }
 

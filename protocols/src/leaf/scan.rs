@@ -61,15 +61,40 @@ impl Scan for Scalar {
     }
 }
 
+/// A line of which more is to be known.
+pub(super) struct Line {
+    pub(super) start: usize,
+    /// Bytes of its name, a token with a colon behind it; 0 if no such thing was seen.
+    pub(super) name: usize,
+    /// Where its value ends; nothing valid may be there.
+    pub(super) end: usize,
+}
+
+/// The lengths of names that are looked at more closely: bit n for n, and for n + 64.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths(u64);
+
+impl Lengths {
+    /// Those that a program wants, and 0.
+    #[inline(always)]
+    pub(super) fn new(wanted: u64) -> Self {
+        Self([8, 24, 40, 56].into_iter().fold(1, |set, shift| set | 1 << (wanted >> shift & 63)))
+    }
+
+    #[inline(always)]
+    fn may_have(self, length: usize) -> bool {
+        self.0 >> (length & 63) & 1 != 0
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::{Avx2, first_other_line, has_avx2};
+pub(super) use avx2::{Avx2, has_avx2, notable_line};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::super::is_wanted;
-    use super::{CLASS, Scan, TOKEN, len};
+    use super::{CLASS, Lengths, Line, Scan, TOKEN, len};
     use crate::abi::{WINDOW, ud_cut};
 
     /// Whether the processor has AVX2, and the operations on bits that are as old (Haswell, Zen).
@@ -101,15 +126,22 @@ mod avx2 {
         table
     };
 
+    /// The bytes of the step at `at`, which is at most [`WINDOW`].
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn step_at(cut: &ud_cut, at: usize) -> __m256i {
+        debug_assert!(at <= WINDOW);
+        // SAFETY: at <= WINDOW, so the step ends inside of `cut` (asserted above), all of which is initialised.
+        unsafe { _mm256_loadu_si256(std::ptr::from_ref(cut).cast::<u8>().add(at).cast()) }
+    }
+
     #[inline]
     #[target_feature(enable = "avx2")]
     fn scan(cut: &ud_cut, from: usize, outside: impl Fn(__m256i) -> __m256i) -> usize {
         let len = len(cut);
         let mut at = from;
         while at < len {
-            // SAFETY: at < len <= WINDOW, so the step ends inside of `cut` (asserted above).
-            let bytes = unsafe { _mm256_loadu_si256(std::ptr::from_ref(cut).cast::<u8>().add(at).cast()) };
-            let found = _mm256_movemask_epi8(outside(bytes)) as u32;
+            let found = _mm256_movemask_epi8(outside(step_at(cut, at))) as u32;
             if found != 0 {
                 return (at + found.trailing_zeros() as usize).min(len);
             }
@@ -128,13 +160,23 @@ mod avx2 {
         })
     }
 
+    /// By the low four bits of a byte: the one that its being below 0x20 says the wrong thing of. 0xff: none.
+    static ODD: [u8; STEP] = {
+        let mut table = [0xff; STEP];
+        (table[b'\t' as usize], table[16 + b'\t' as usize]) = (b'\t', b'\t');
+        (table[0x0f], table[0x1f]) = (0x7f, 0x7f);
+        table
+    };
+
     /// All ones where a byte is a control character other than tab.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn outside_text(b: __m256i) -> __m256i {
+        // SAFETY: the table has the 32 bytes that are read.
+        let table = unsafe { _mm256_loadu_si256(ODD.as_ptr().cast()) };
         let low = _mm256_cmpeq_epi8(_mm256_min_epu8(b, _mm256_set1_epi8(0x1f)), b);
-        let low = _mm256_andnot_si256(_mm256_cmpeq_epi8(b, _mm256_set1_epi8(b'\t' as i8)), low);
-        _mm256_or_si256(low, _mm256_cmpeq_epi8(b, _mm256_set1_epi8(0x7f)))
+        // Bytes from 0x80 on find 0 in the table, which is not what they are.
+        _mm256_xor_si256(low, _mm256_cmpeq_epi8(_mm256_shuffle_epi8(table, b), b))
     }
 
     /// All ones where a byte is no token character.
@@ -147,8 +189,8 @@ mod avx2 {
         let bits = _mm256_set_epi64x(0, 0x8040_2010_0804_0201_u64 as i64, 0, 0x8040_2010_0804_0201_u64 as i64);
         let nibble = _mm256_set1_epi8(15);
         let high = _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble);
-        let low = _mm256_and_si256(b, nibble);
-        let hit = _mm256_and_si256(_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(bits, high));
+        // A shuffle goes by the low four bits, as long as the highest is clear.
+        let hit = _mm256_and_si256(_mm256_shuffle_epi8(table, b), _mm256_shuffle_epi8(bits, high));
         _mm256_cmpeq_epi8(hit, _mm256_setzero_si256())
     }
 
@@ -164,122 +206,31 @@ mod avx2 {
         scan(cut, from, |b| outside_token(b))
     }
 
-    /// One bit per byte of a block: what a walk over many lines needs to know of each.
-    struct Bytes {
-        token: u64,
-        colon: u64,
-        cr: u64,
-        lf: u64,
-        /// Control characters other than tab; CR and LF too.
-        control: u64,
-    }
-
-    /// Bytes of one step of [`first_other_line`].
-    const BLOCK: usize = u64::BITS as usize;
-    const _: () = assert!(WINDOW.is_multiple_of(BLOCK));
-
-    impl Bytes {
-        #[inline]
-        #[target_feature(enable = "avx2")]
-        fn of(block: &[u8; BLOCK]) -> Self {
-            // SAFETY: both halves are inside of the block.
-            let (low, high) = unsafe {
-                (_mm256_loadu_si256(block.as_ptr().cast()), _mm256_loadu_si256(block.as_ptr().add(STEP).cast()))
-            };
-            let mask = |low, high| {
-                u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
-            };
-            let is = |byte: u8| {
-                let byte = _mm256_set1_epi8(byte as i8);
-                mask(_mm256_cmpeq_epi8(low, byte), _mm256_cmpeq_epi8(high, byte))
-            };
-            Self {
-                token: !mask(outside_token(low), outside_token(high)),
-                colon: is(b':'),
-                cr: is(b'\r'),
-                lf: is(b'\n'),
-                control: mask(outside_text(low), outside_text(high)),
-            }
-        }
-    }
-
-    /// The first line from `line` on (the beginning of one, at most `len`) that may be anything but a whole field line
-    /// whose name is not one of `wanted` (of less than 64 letters each), without a branch for each line.
+    /// The first line from `line` on (the beginning of one, at most the number of valid bytes) that is not a whole field
+    /// line, or whose name may be one of those that are wanted.
     ///
-    /// Bit n of a mask is byte n of a block. Lines begin after CR LF; adding their first bits to the mask of token
-    /// characters carries through each name to the byte that ends it.
+    /// One step shows the name and, of most lines, the end. What a step shows beyond the valid bytes does no harm: a
+    /// name ends with a valid byte, and so does a line that is passed over.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
-    pub(in super::super) fn first_other_line(cut: &ud_cut, mut line: usize, wanted: u64) -> usize {
+    pub(in super::super) fn notable_line(cut: &ud_cut, mut line: usize, wanted: Lengths) -> Line {
         let len = len(cut);
-        let lengths = Lengths::new(wanted);
-        let (mut block, first) = (line / BLOCK * BLOCK, line % BLOCK);
-        // Of the bytes before: those of other lines do not count; a line begins, a CR stands, a name goes on at bit 0.
-        let (mut valid, mut begins, mut after_cr, mut name_goes_on) = (u64::MAX << first, 1 << first, 0, 0);
-        let mut starts_before = 0;
-        while block < len
-            && let Some(bytes) = cut.window[block..].first_chunk()
-        {
-            if len - block < BLOCK {
-                valid &= (1 << (len - block)) - 1;
+        let bytes = &cut.window[..len];
+        loop {
+            let step = step_at(cut, line);
+            let name = (_mm256_movemask_epi8(outside_token(step)) as u32).trailing_zeros() as usize;
+            if bytes.get(line + name) != Some(&b':') {
+                return Line { start: line, name: 0, end: line };
             }
-            let bytes = Bytes::of(bytes);
-            let (cr, lf, token) = (bytes.cr & valid, bytes.lf & valid, bytes.token & valid);
-            let follows_cr = cr << 1 | after_cr;
-            let line_ends = follows_cr & lf;
-            let starts = line_ends << 1 | begins;
-            let (sum, goes_on) = token.overflowing_add(starts & token | name_goes_on);
-            let name_ends = sum & !token;
-            let mut others =
-                (bytes.control & !(cr | lf) | (follows_cr ^ lf) | name_ends & !bytes.colon | starts & !token) & valid;
-            if lengths.are_among(name_ends, starts, starts_before) {
-                let mut ends = name_ends;
-                while ends != 0 {
-                    let (end, before) = (ends.trailing_zeros() as usize, starts & ((ends & ends.wrapping_neg()) - 1));
-                    let start = if before == 0 { line } else { block + (BLOCK - 1) - before.leading_zeros() as usize };
-                    if is_wanted(cut.window[start], block + end - start, wanted) {
-                        others |= ends & ends.wrapping_neg();
-                    }
-                    ends &= ends - 1;
-                }
+            let (mut at, mut found) = (line, _mm256_movemask_epi8(outside_text(step)) as u32);
+            while found == 0 && at + STEP < len {
+                at += STEP;
+                found = _mm256_movemask_epi8(outside_text(step_at(cut, at))) as u32;
             }
-            let known = if others == 0 { u64::MAX } else { others ^ (others - 1) };
-            if starts & known != 0 {
-                line = block + (BLOCK - 1) - (starts & known).leading_zeros() as usize;
+            let end = at + found.trailing_zeros() as usize;
+            if wanted.may_have(name) || bytes.get(end..end + 2) != Some(b"\r\n") {
+                return Line { start: line, name, end };
             }
-            if others != 0 {
-                return line;
-            }
-            (valid, begins, after_cr, name_goes_on) = (u64::MAX, line_ends >> 63, cr >> 63, u64::from(goes_on));
-            starts_before = starts;
-            block += BLOCK;
-        }
-        if begins == 1 { block } else { line }
-    }
-
-    /// The lengths of the names that a program wants to see, less than a block each.
-    struct Lengths {
-        lengths: __m256i,
-        /// What a block and they differ by, less one.
-        rests: __m256i,
-    }
-
-    impl Lengths {
-        #[inline]
-        #[target_feature(enable = "avx2")]
-        fn new(wanted: u64) -> Self {
-            let [first, second, third, fourth] = [8, 24, 40, 56].map(|shift| (wanted >> shift & 0xff) as i64);
-            let lengths = _mm256_set_epi64x(fourth, third, second, first);
-            Self { lengths, rests: _mm256_sub_epi64(_mm256_set1_epi64x(BLOCK as i64 - 1), lengths) }
-        }
-
-        /// Whether a name that begins in this block, or in the one before, may end after so many bytes.
-        #[inline]
-        #[target_feature(enable = "avx2")]
-        fn are_among(&self, name_ends: u64, starts: u64, starts_before: u64) -> bool {
-            let here = _mm256_sllv_epi64(_mm256_set1_epi64x(starts.cast_signed()), self.lengths);
-            let before = _mm256_srlv_epi64(_mm256_set1_epi64x((starts_before >> 1).cast_signed()), self.rests);
-            let ends = _mm256_set1_epi64x(name_ends.cast_signed());
-            _mm256_testz_si256(_mm256_or_si256(here, before), ends) == 0
+            line = end + 2;
         }
     }
 
