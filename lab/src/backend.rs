@@ -96,6 +96,14 @@ impl Backend {
         lock(&self.shared.records).get(id).cloned().unwrap_or_default()
     }
 
+    /// Uploads so far with a byte that no client sent there: name of the exchange and place of the first such byte. Broken uploads
+    /// count as well.
+    pub fn wrong_uploads(&self) -> Vec<(String, u64)> {
+        let records = lock(&self.shared.records);
+        let all = records.iter().flat_map(|(id, seen)| seen.iter().map(move |it| (id, it.upload.first_wrong)));
+        all.filter_map(|(id, wrong)| Some((id.clone(), wrong?))).collect()
+    }
+
     /// Drops the records of an exchange: for runs of hours.
     pub fn forget(&self, id: &str) {
         lock(&self.shared.records).remove(id);

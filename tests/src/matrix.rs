@@ -124,9 +124,11 @@ impl Lane {
         engine::snapshot(&self.proxy).map_or_else(String::new, |it| format!("\n  {}: {}", self.name, tell(&it)))
     }
 
-    /// Stops it; what it left behind is an error.
+    /// Stops it; what it left behind is an error. Panics where the backend got a wrong byte, by broken exchanges, too.
     pub fn stop(self) -> Result<(), LabError> {
-        self.proxy.stop()
+        let stopped = self.proxy.stop();
+        assert_eq!(self.backend.wrong_uploads(), vec![], "{}", self.name);
+        stopped
     }
 }
 

@@ -118,6 +118,7 @@ fn envoy_tls_to_one_of_two_servers() {
     assert_eq!(it.role(Role::Accepted).bytes_anchored, failed.role(Role::Accepted).bytes_anchored, "{it:?}");
     proxy.stop().expect("nothing is left");
     before.stop().expect("nothing is left");
+    assert_eq!(backend.wrong_uploads(), vec![]);
 }
 
 #[test]
