@@ -147,7 +147,9 @@ fn has_room(socket: &mut Socket, len: usize) -> bool {
         // Half of it: the kernel counts its own structures as well.
         let room = (sys::send_room(socket.fd) / 2).saturating_sub(socket.waiting());
         socket.room = u32::try_from(room).unwrap_or(u32::MAX);
-        socket.packet = sys::largest_packet(socket.fd);
+        if socket.packet == 0 {
+            socket.packet = sys::largest_packet(socket.fd);
+        }
     }
     socket.room as usize >= len
 }
