@@ -38,7 +38,7 @@ const PINS: [Pin; 4] = [
         more: &["cut", "2000"],
         count: 1000.0,
         preload: false,
-        instructions: 2590.0,
+        instructions: 2560.0,
     },
     Pin {
         name: "an exchange with a body of 1 KiB through a proxy: two heads in, two heads out, body copied",
@@ -46,7 +46,7 @@ const PINS: [Pin; 4] = [
         more: &["forward", "20", "1024"],
         count: 10.0,
         preload: true,
-        instructions: 7140.0,
+        instructions: 7030.0,
     },
     Pin {
         name: "64 KiB anchored: marks written, found and verified, two splices",
@@ -54,7 +54,7 @@ const PINS: [Pin; 4] = [
         more: &["forward", "10", "2097152"],
         count: 160.0,
         preload: true,
-        instructions: 4052.0,
+        instructions: 3800.0,
     },
 ];
 
