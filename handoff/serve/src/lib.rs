@@ -27,7 +27,7 @@ mod watch;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
@@ -95,8 +95,20 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(work).map(drop)
 }
 
+/// How long an address may be taken. A server that was killed in the instant between leaving repair mode and setting SO_REUSEADDR
+/// anew leaves a connection that keeps the address until the client has heard its end.
+const TAKEN: Duration = Duration::from_secs(5);
+
 fn bind(what: &'static str, at: SocketAddr) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(at).map_err(|source| ServeError::Listen { what, at: at.to_string(), source })
+    let end = Instant::now() + TAKEN;
+    loop {
+        match TcpListener::bind(at) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            done => return done.map_err(|source| ServeError::Listen { what, at: at.to_string(), source }),
+        }
+    }
 }
 
 /// Gives each connection to `serve` in a thread of its own, for ever.
@@ -126,4 +138,19 @@ fn prepare(stream: &TcpStream, config: &Config) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, probe)?;
     sockopt::set_tcp_keepintvl(stream, probe)?;
     Ok(sockopt::set_socket_keepalive(stream, true)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_still_taken_for_a_moment_is_waited_for() {
+        let first = TcpListener::bind("127.0.0.1:0").expect("an address");
+        let at = first.local_addr().expect("its address");
+        let second = std::thread::spawn(move || bind("listen", at).map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(first);
+        second.join().expect("no panic").expect("it is free now");
+    }
 }

@@ -432,6 +432,15 @@ impl Restless {
     }
 }
 
+/// However the test ends, its clients end too.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Whatever step a connection is at: nobody hears wrong bytes, nobody waits for ever, and nothing is left.
 #[test]
 fn killed_at_any_moment() {
@@ -448,6 +457,7 @@ fn killed_at_any_moment() {
             let (clients, site) = (&clients, &site);
             scope.spawn(move || clients.run(site, number));
         }
+        let _stop = Stop(&clients.stop);
         for round in 0..8 {
             clients.more(20 + round * 7);
             if round % 2 == 0 {
@@ -462,7 +472,6 @@ fn killed_at_any_moment() {
             balancer.sees(2);
         }
         clients.more(100);
-        clients.stop.store(true, Relaxed);
         (dies, balancer)
     });
     for server in [&balancer, &dies, &stays] {
