@@ -29,9 +29,9 @@ pub const BOTH_WAYS: &[Must] = &[Forward(Connected, 50), Forward(Accepted, 50)];
 /// HAProxy splices by itself what its reads have not taken.
 pub const BESIDE_OWN_SPLICING: &[Must] =
     &[Forward(Connected, 10), Forward(Accepted, 10), CopyFor(Connected, Reason::CallFlags)];
-/// Bodies of requests go to files first, as nginx has it by default: that is learnt, and they are copied.
-pub const UPLOADS_TO_FILES: &[Must] =
-    &[Forward(Connected, 50), Materialise(Accepted, Reason::ExitFile), CopyFor(Accepted, Reason::RouteLearnt)];
+/// Larger bodies of requests go to files first, as nginx has it by default. Whether they are copied later on because that was
+/// learnt depends on how many smaller ones, which leave from memory, were forwarded in between.
+pub const UPLOADS_TO_FILES: &[Must] = &[Forward(Connected, 50), Materialise(Accepted, Reason::ExitFile)];
 /// Bodies of requests all go to files first and leave by `sendfile`, so that none is seen to leave: they are copied.
 pub const ALL_UPLOADS_TO_FILES: &[Must] =
     &[Forward(Connected, 50), AnchorNothing(Accepted), CopyFor(Accepted, Reason::RouteUnproven)];
