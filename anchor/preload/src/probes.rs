@@ -105,6 +105,7 @@ mod tests {
     use underdeck_stats::{Reason, Role, RoleSnapshot, Snapshot};
 
     use super::*;
+    use crate::socket::Socket;
     use crate::testing::{self, BODY, SENT, body};
     use crate::{engine, routes};
 
@@ -156,6 +157,14 @@ mod tests {
         assert_ne!({ &first.1 }.read(&mut [0; SENT]).expect("there is more"), 0);
         assert!(uploads().bytes_anchored > anchored);
         assert_eq!(uploads().copied_by_reason[Reason::RouteUnproven as usize], 0, "all came with its head");
+        // What is seen, though not followed: in clear text, or inside TLS whose library is.
+        let mut http2 = testing::pair();
+        http2.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("sent");
+        drop(http2);
+        let mut inside = Socket::new(Role::Connected, 0, Some(Reason::ExitTls));
+        inside.sent_bytes(engine::running().expect("it runs"), b"\x16\x03\x01\x02\x00\x01\x00");
+        inside.uncount_pass();
+        assert!(known.is_proven(route));
         let mut unseen = testing::pair();
         unseen.0.write_all(b"PROXY UNKNOWN\r\n").expect("sent");
         let error = unseen.0.write_all(&second.2).expect_err("nobody follows it");
