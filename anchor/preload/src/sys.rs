@@ -325,12 +325,13 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
 
     /// Slices that are joined, and such that are not, arrive as one after another.
     #[test]
     fn slices_are_sent_in_their_order() {
         for total in [3, super::JOINED_MOST, super::JOINED_MOST + 1] {
-            let (near, mut far) = crate::testing::pair();
+            let (near, mut far) = UnixStream::pair().expect("a pair");
             let mut bytes: Vec<u8> = (0..total).map(|at| at as u8).collect();
             let (first, second) = bytes.split_at_mut(total / 3);
             let slices =

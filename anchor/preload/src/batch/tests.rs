@@ -194,7 +194,8 @@ fn packets_are_full_while_the_message_goes_on() {
     let (packets, full) = (packets(&server) - before, forwarded.div_ceil(65_483) as u32);
     drop(server);
     assert_eq!(reader.join().expect("no panic"), forwarded as u64);
-    assert!(packets <= full + 1, "{packets} packets for {forwarded} bytes");
+    // A full window makes a few shorter ones; a batch of 128 KiB in a packet of its own would make 6 more.
+    assert!(packets <= full + 3, "{packets} packets for {forwarded} bytes");
 }
 
 #[test]

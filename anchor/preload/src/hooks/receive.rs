@@ -31,12 +31,26 @@ fn receive(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Optio
         let step = |flags| on(cell, fd, |engine, socket| ingress::receive(engine, socket, part.slices(), flags));
         match waiting(fd, flags, step)? {
             n if n <= 0 && done == 0 => return Some(n),
-            n => done += usize::try_from(n).unwrap_or(0),
+            0 => return Some(done.cast_signed()),
+            n if n < 0 => {
+                later(cell, fd);
+                return Some(done.cast_signed());
+            }
+            n => done += n.cast_unsigned(),
         }
         // A look brings the same bytes again; whoever must not wait has all there are.
         if done == size || flags & (libc::MSG_PEEK | libc::MSG_DONTWAIT) != 0 || sys::is_nonblocking(fd) {
             return Some(done.cast_signed());
         }
+    }
+}
+
+/// What came before an error is the answer; the error is the next call's.
+fn later(cell: &'static Cell, fd: c_int) {
+    // SAFETY: libc's errno of this thread.
+    let error = Errno::new(unsafe { *libc::__errno_location() });
+    if !matches!(error, Errno::EAGAIN | Errno::EINTR) {
+        quietly(None, || cell.with(fd, |socket| socket.rx_error = Socket::due(error)));
     }
 }
 
@@ -329,8 +343,10 @@ pub unsafe extern "C" fn splice(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{Shutdown, TcpStream};
     use std::os::fd::AsRawFd;
+    use std::time::Duration;
 
     use super::*;
     use crate::testing::{self, SENT, body};
@@ -410,6 +426,32 @@ mod tests {
         far.write_all(&body(SENT, 50_000)).expect("sent");
         let all = SENT + 50_000 - got;
         assert!(testing::copied(&near, all) == body(got, all));
+    }
+
+    #[test]
+    fn who_waits_for_all_gets_what_there_is_when_no_more_comes() {
+        const LIMIT: Duration = Duration::from_millis(100);
+        let endings: [(&str, fn(&TcpStream), Result<usize, ErrorKind>); 3] = [
+            ("a time limit", |_| (), Err(ErrorKind::WouldBlock)),
+            ("the end", |far| far.shutdown(Shutdown::Write).expect("shut down"), Ok(0)),
+            ("a reset", |far| sys::reset(far.as_raw_fd()), Err(ErrorKind::ConnectionReset)),
+        ];
+        for (how, end, then) in endings {
+            let (mut near, mut far) = testing::pair();
+            near.set_read_timeout(Some(LIMIT)).expect("set");
+            far.write_all(b"HTTP/1.1").expect("sent");
+            let end = std::thread::spawn(move || {
+                std::thread::sleep(LIMIT / 5);
+                end(&far);
+                far
+            });
+            let next = testing::ends(how, move || {
+                assert_eq!(testing::copied(&near, 16), b"HTTP/1.1", "{how}");
+                near.read(&mut [0; 1]).map_err(|error| error.kind())
+            });
+            assert_eq!(next, then, "{how}");
+            drop(end.join());
+        }
     }
 
     #[test]

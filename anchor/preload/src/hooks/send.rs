@@ -434,14 +434,15 @@ mod tests {
     fn a_write_that_waits_does_not_keep_other_threads_from_the_connection() {
         testing::ends("it ends", || {
             let (near, mut far) = testing::pair();
+            (&near).write_all(b"POST / HTTP/1.1\r\nContent-Length: 67108864\r\n\r\n").expect("sent");
             std::thread::scope(|scope| {
                 let writing = scope.spawn(|| (&near).write_all(&vec![b'x'; 64 << 20]));
-                let mut first = [0; 1];
+                let mut first = [0; 64];
                 far.read_exact(&mut first).expect("it writes");
-                far.write_all(b"answer").expect("sent");
-                let mut answer = [0; 6];
+                far.write_all(b"HTTP/1.1").expect("sent");
+                let mut answer = [0; 8];
                 (&near).read_exact(&mut answer).expect("received");
-                assert_eq!(&answer, b"answer");
+                assert_eq!(&answer, b"HTTP/1.1");
                 near.shutdown(Shutdown::Both).expect("shut down");
                 assert!(writing.join().expect("no panic").is_err());
             });
