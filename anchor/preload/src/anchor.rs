@@ -11,6 +11,7 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
+use std::sync::TryLockError::WouldBlock;
 use std::sync::{Mutex, MutexGuard};
 
 use libc::c_int;
@@ -129,6 +130,11 @@ pub(crate) fn new_message() -> u32 {
     MESSAGES.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The number that the next message gets.
+pub(crate) fn next_message() -> u32 {
+    MESSAGES.load(Ordering::Relaxed)
+}
+
 /// Opens an anchor with an empty pipe; none when there is no pipe or no slot.
 pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Option<Vpi> {
     reap(engine);
@@ -189,6 +195,19 @@ pub(crate) fn unsent_uploads() -> Vec<u8> {
     }
     let is_one = |it: &Anchor| it.role == Role::Accepted && !it.touched && !it.segments.is_empty();
     slots().filter_map(|slot| slot.try_lock().ok().filter(|it| is_one(it)).map(|it| it.route)).collect()
+}
+
+/// Whether a placeholder may begin on a connection that sends `message` (none: nothing anchored yet): one of that message, or
+/// of another one below `limit` of which nothing has left yet.
+pub(crate) fn may_begin(message: Option<u32>, limit: u32) -> bool {
+    let is_one = |it: &Anchor| {
+        let is_older = limit.wrapping_sub(it.message).cast_signed() > 0;
+        it.segments.iter().any(|segment| segment.taken == 0) && (message == Some(it.message) || !it.touched && is_older)
+    };
+    // One that somebody is at work on may be it.
+    let may_be =
+        |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
+    OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 
 /// Whether an anchor waits for somebody to send it.

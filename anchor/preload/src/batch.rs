@@ -65,7 +65,7 @@ thread_local! {
     static WAITING: RefCell<Waiting> = const { RefCell::new(Waiting(Vec::new())) };
 }
 
-/// Descriptors of connections with batches.
+/// Descriptors of connections with batches, or with bytes that are held back because they may be the beginning of a mark.
 struct Waiting(Vec<c_int>);
 
 impl Drop for Waiting {
@@ -233,7 +233,7 @@ fn leave_but(engine: &Engine, socket: &mut Socket, tail: usize, more: bool) -> R
     Ok(())
 }
 
-/// Sends what waits on a connection. `is_busy`: the loop has more to do, so that a packet that is not full may wait a little longer.
+/// Sends what waits on a connection, payload or what may be the beginning of a mark. `is_busy`: the loop has more to do, so that a packet that is not full may wait a little longer.
 /// False: something is left, because of that, because the kernel does not take it after all, or because somebody is at work on it.
 pub(crate) fn leave_at(fd: c_int, is_busy: bool) -> bool {
     let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };
@@ -242,25 +242,35 @@ pub(crate) fn leave_at(fd: c_int, is_busy: bool) -> bool {
         return false;
     }
     let gone = cell.with(fd, |socket| {
-        if socket.batch.as_ref().is_none_or(|batch| batch.told) {
-            return true;
-        }
-        let tail = if is_busy { stays(socket) } else { 0 };
-        match leave_but(engine, socket, tail, false) {
-            Ok(()) => tail == 0,
-            Err(Refusal::Kernel(Errno::EAGAIN)) => false,
-            Err(Refusal::Kernel(error)) => {
-                socket.batch = None;
-                socket.tx_error = Socket::due(error);
-                true
-            }
-            Err(Refusal::Unspliceable | Refusal::Gone) => {
-                egress::doubt(engine, socket, "payload that was accepted cannot be sent");
-                true
-            }
+        let has_left = leave_unless_busy(engine, socket, is_busy);
+        if !has_left || socket.batch.is_some() {
+            has_left
+        } else {
+            socket.owed.is_none() || !is_busy && egress::let_out(engine, socket)
         }
     });
     gone.unwrap_or(true)
+}
+
+/// The same of payload alone.
+fn leave_unless_busy(engine: &Engine, socket: &mut Socket, is_busy: bool) -> bool {
+    if socket.batch.as_ref().is_none_or(|batch| batch.told) {
+        return true;
+    }
+    let tail = if is_busy { stays(socket) } else { 0 };
+    match leave_but(engine, socket, tail, false) {
+        Ok(()) => tail == 0,
+        Err(Refusal::Kernel(Errno::EAGAIN)) => false,
+        Err(Refusal::Kernel(error)) => {
+            socket.batch = None;
+            socket.tx_error = Socket::due(error);
+            true
+        }
+        Err(Refusal::Unspliceable | Refusal::Gone) => {
+            egress::doubt(engine, socket, "payload that was accepted cannot be sent");
+            true
+        }
+    }
 }
 
 /// The thread is about to wait for something else than events, or may be.
@@ -274,20 +284,17 @@ pub(crate) fn before_waiting() {
 #[cold]
 #[inline(never)]
 fn leave_before_waiting() {
-    quietly((), leave_if_any);
-}
-
-fn leave_if_any() {
-    let has_any = |it: &RefCell<Waiting>| it.try_borrow().is_ok_and(|it| !it.0.is_empty());
-    if IS_LOOP.get() && WAITING.try_with(has_any).unwrap_or(false) {
-        before_events(true);
-    }
+    quietly(true, || leave_all(true));
 }
 
 /// The thread is about to look for events. `waits`: it may wait for them; otherwise what was begun lately may still grow. False:
 /// something has not left yet, so that the wait must be short.
 pub(crate) fn before_events(waits: bool) -> bool {
     IS_LOOP.set(true);
+    leave_all(waits)
+}
+
+fn leave_all(waits: bool) -> bool {
     let due = WAITING.try_with(|waiting| waiting.try_borrow_mut().map(|mut it| core::mem::take(&mut it.0)));
     let Ok(Ok(mut due)) = due else { return true };
     // A connection is put on the list again whenever its batch begins anew.

@@ -10,13 +10,13 @@ use std::sync::MutexGuard;
 use libc::{c_int, iovec};
 use syscalls::Errno;
 use underdeck_protocols::Place;
-use underdeck_stats::{Gauge, Reason, Role};
+use underdeck_stats::{Reason, Role};
 
 use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::batch::{self, Then};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
-use crate::socket::{Link, Socket};
+use crate::socket::{Link, Owed, Socket};
 use crate::{iov, sys};
 
 /// How many bytes of a call are searched for placeholders at once.
@@ -51,6 +51,10 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         return Err(Errno::new(core::mem::take(&mut socket.tx_error).into()));
     }
     socket.expects_head = true;
+    if socket.let_out > 0 && completes_a_mark(engine, socket, iov) {
+        doubt(engine, socket, "a placeholder whose payload is gone");
+        return Err(Errno::ECONNRESET);
+    }
     if !anchor::any_open() && socket.link.is_none() && socket.owed.is_none() {
         let n = sys::send(socket.fd, iov, flags)?;
         socket.sent(engine, iov, 0, n);
@@ -58,33 +62,69 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
     }
     match socket.owed.take() {
         None => send_all(engine, socket, iov, flags),
-        Some(owed) => send_after(engine, socket, *owed, iov, flags),
+        Some(owed) => send_after(engine, socket, owed, iov, flags),
     }
+}
+
+/// Whether the bytes that were let out were the beginning of a mark after all: `iov` has the rest of its magic.
+#[cold]
+fn completes_a_mark(engine: &Engine, socket: &mut Socket, iov: &[iovec]) -> bool {
+    let out = usize::from(core::mem::take(&mut socket.let_out));
+    let mut bytes = [0; MAGIC];
+    let (known, _) = socket.payload_ahead(engine, iov, 0, iov::total(iov), &mut bytes[out..]);
+    if !engine.magic.goes_on(out, &bytes[out..out + known]) {
+        return false;
+    }
+    socket.let_out = (out + known) as u8;
+    out + known == MAGIC
+}
+
+/// The application is about to wait: what is held back on its account leaves if no mark can begin there. False: one still can.
+pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
+    let Some(mut owed) = socket.owed.take() else { return true };
+    let (mut bytes, iov) =
+        ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
+    let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
+    let is_one = known == MAGIC;
+    if is_one || anchor::may_begin(socket.link.map(|link| link.message), owed.before) {
+        socket.owed = Some(owed);
+        return is_one;
+    }
+    let sent = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).unwrap_or(0);
+    socket.sent_bytes(engine, &owed.bytes[..sent]);
+    if sent == owed.bytes.len() {
+        socket.let_out = known as u8;
+        return true;
+    }
+    owed.bytes.drain(..sent);
+    socket.owed = Some(owed);
+    false
 }
 
 /// Sends `iov` after bytes that the application believes to have sent already.
 fn send_after(
     engine: &Engine,
     socket: &mut Socket,
-    mut owed: Vec<u8>,
+    mut owed: Box<Owed>,
     iov: &[iovec],
     flags: c_int,
 ) -> sys::Result<usize> {
     let mut all = Vec::with_capacity(iov.len() + 1);
-    all.push(iovec { iov_base: owed.as_mut_ptr().cast(), iov_len: owed.len() });
+    all.push(iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() });
     all.extend_from_slice(iov);
     let sent = match send_all(engine, socket, &all, flags) {
         Ok(sent) => sent,
         Err(error) => {
-            socket.owed = Some(Box::new(owed));
+            socket.owed = Some(owed);
             return Err(error);
         }
     };
-    if sent >= owed.len() {
-        return if sent > owed.len() || iov::total(iov) == 0 { Ok(sent - owed.len()) } else { Err(Errno::EAGAIN) };
+    let held = owed.bytes.len();
+    if sent >= held {
+        return if sent > held || iov::total(iov) == 0 { Ok(sent - held) } else { Err(Errno::EAGAIN) };
     }
-    owed.drain(..sent);
-    socket.owed = Some(Box::new(owed));
+    owed.bytes.drain(..sent);
+    socket.owed = Some(owed);
     Err(Errno::EAGAIN)
 }
 
@@ -133,7 +173,7 @@ pub(crate) fn put_back_all(
         result = step(engine, socket, &mut call);
     }
     socket.set_tx_position(before);
-    let held = socket.owed.take().map_or(0, |owed| owed.len());
+    let held = socket.owed.take().map_or(0, |owed| owed.bytes.len());
     match result {
         Ok(()) => Ok(call.size - held),
         Err(Stop::Doubt(why)) => Err(why),
@@ -152,12 +192,13 @@ pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usi
             }
         });
     }
-    while let Some(owed) = socket.owed.take() {
-        let sent = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE);
+    while let Some(mut owed) = socket.owed.take() {
+        let sent = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE);
         let n = *sent.as_ref().unwrap_or(&0);
-        socket.sent_bytes(engine, &owed[..n]);
-        if n < owed.len() {
-            socket.owed = Some(Box::new(owed[n..].to_vec()));
+        socket.sent_bytes(engine, &owed.bytes[..n]);
+        if n < owed.bytes.len() {
+            owed.bytes.drain(..n);
+            socket.owed = Some(owed);
         }
         sent?;
     }
@@ -173,7 +214,7 @@ pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
         Err(_) => return doubt(engine, socket, "payload that was accepted cannot be sent"),
     }
     if let Some(owed) = socket.owed.take() {
-        let _ = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let _ = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     }
 }
 
@@ -290,12 +331,18 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
         start(socket, anchor, segment);
         return Ok(());
     }
-    if known < MAGIC && !(open && engine.stats.level(Gauge::BytesHeld) > 0) {
-        return send_plain(engine, socket, call, 1, call.size - call.done > 1);
-    }
     let len = call.size - call.done;
-    let mut owed = vec![0; len];
-    copy_bytes(call, len, &mut owed);
+    let before = anchor::next_message();
+    if known < MAGIC && !(open && anchor::may_begin(socket.link.map(|link| link.message), before)) {
+        send_plain(engine, socket, call, len, false)?;
+        let is_out = open && call.done == call.size && !call.only_put_back;
+        socket.let_out = if is_out { known as u8 } else { 0 };
+        return Ok(());
+    }
+    // A thread that waits although nothing follows shows that it is no mark.
+    batch::remember(socket.fd);
+    let mut owed = Owed { bytes: vec![0; len], before };
+    copy_bytes(call, len, &mut owed.bytes);
     socket.owed = Some(Box::new(owed));
     call.done = call.size;
     Ok(())
@@ -501,6 +548,7 @@ fn put_back(
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
 
     use super::*;
     use crate::testing;
@@ -540,6 +588,98 @@ mod tests {
             testing::events(testing::set(), 1);
             assert_eq!(reader.join().expect("no panic"), None, "{from_the_end}");
         }
+    }
+
+    /// A client, and the proxy's end of its connection, on which a body of `len` bytes has begun.
+    fn client_of(len: usize) -> (TcpStream, TcpStream) {
+        let (mut client, mut server) = testing::pair();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+        assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+        server.set_nonblocking(true).expect("set");
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n");
+        server.write_all(head.as_bytes()).expect("sent");
+        client.read_exact(&mut vec![0; head.len()]).expect("received");
+        (client, server)
+    }
+
+    /// Payload of which nothing has left: both ends of the backend's connection, where it begins in the body, the placeholder.
+    fn held() -> (TcpStream, TcpStream, usize, Vec<u8>) {
+        let (mut near, far, got) = testing::ahead(Some(testing::set()));
+        let mut placeholder = vec![0; 8192];
+        let n = near.read(&mut placeholder).expect("it was read ahead");
+        placeholder.truncate(n);
+        (near, far, got, placeholder)
+    }
+
+    fn a_loop_waits() {
+        testing::events(testing::set(), 1);
+    }
+
+    /// `known` bytes that look like the beginning of a mark, and are none.
+    fn bytes_by_chance() {
+        for known in 1..MAGIC {
+            let (_near, _far, _, placeholder) = held();
+            let ((client, mut server), (_other_client, mut other_server)) = (client_of(1 << 20), client_of(1 << 20));
+            let bytes = [b"by chance", &placeholder[..known]].concat();
+            server.write_all(&bytes).expect("accepted");
+            a_loop_waits();
+            // What comes before it is only delayed, by the kernel (MSG_MORE).
+            testing::until("what is none", || testing::unread(&client) > 0);
+            assert_eq!(testing::unread(&client), 9, "it may be the payload's");
+            // Now it leaves somewhere else.
+            assert_eq!(other_server.write(&placeholder).expect("room"), placeholder.len());
+            a_loop_waits();
+            testing::until("all of it", || testing::unread(&client) == bytes.len());
+        }
+    }
+
+    fn cut_marks() {
+        for known in 1..MAGIC {
+            let (mut client, mut server) = client_of(1 << 20);
+            let (_near, _far, got, placeholder) = held();
+            server.write_all(&placeholder[..known]).expect("accepted");
+            for _ in 0..3 {
+                a_loop_waits();
+            }
+            assert_eq!(testing::unread(&client), 0);
+            server.write_all(&placeholder[known..]).expect("accepted");
+            a_loop_waits();
+            let mut seen = vec![0; placeholder.len()];
+            client.read_exact(&mut seen).expect("all of it");
+            assert!(seen == testing::body(got, seen.len()), "{known}");
+        }
+    }
+
+    fn marks_of_nothing() {
+        let (near, _far, _, placeholder) = held();
+        let (_other_client, mut other_server) = client_of(1 << 20);
+        assert_eq!(other_server.write(&placeholder).expect("room"), placeholder.len());
+        for known in 1..MAGIC {
+            let (mut client, mut server) = client_of(1 << 20);
+            server.write_all(&placeholder[..known]).expect("accepted");
+            a_loop_waits();
+            client.read_exact(&mut vec![0; known]).expect("nothing can stand behind it");
+            server.write_all(&placeholder[known..MAGIC]).expect_err("it was a mark");
+            assert!(client.read(&mut [0; 1]).is_err(), "no orderly end");
+        }
+        drop(near);
+    }
+
+    #[test]
+    fn what_looks_like_the_beginning_of_a_mark_waits_only_while_it_may_be_one() {
+        const NAME: &str = "egress::tests::what_looks_like_the_beginning_of_a_mark_waits_only_while_it_may_be_one";
+        testing::alone(NAME, bytes_by_chance);
+    }
+
+    #[test]
+    fn a_mark_may_be_cut() {
+        testing::alone("egress::tests::a_mark_may_be_cut", cut_marks);
+    }
+
+    #[test]
+    fn a_cut_mark_that_nothing_stands_behind_breaks_the_connection() {
+        const NAME: &str = "egress::tests::a_cut_mark_that_nothing_stands_behind_breaks_the_connection";
+        testing::alone(NAME, marks_of_nothing);
     }
 
     #[test]

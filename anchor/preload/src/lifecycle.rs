@@ -108,7 +108,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         let Some(other) = (socket.aliases > 0).then(|| another(cell)).flatten() else { return true };
         socket.aliases -= 1;
         socket.fd = other;
-        if socket.batch.is_some() {
+        if socket.batch.is_some() || socket.owed.is_some() {
             batch::remember(other);
         }
         false

@@ -65,6 +65,11 @@ impl Magic {
         bytes[..known] == self.bytes[..known]
     }
 
+    /// Whether `bytes` go on where the first `from` bytes of a mark end.
+    pub(crate) fn goes_on(&self, from: usize, bytes: &[u8]) -> bool {
+        self.bytes[from..].starts_with(bytes)
+    }
+
     /// Where less than the magic stands at the end of `bytes`, and may go on elsewhere.
     pub(crate) fn cut_at_the_end(&self, bytes: &[u8]) -> Option<usize> {
         let tail = bytes.len().min(MAGIC - 1);

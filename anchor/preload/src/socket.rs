@@ -40,6 +40,14 @@ static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
+/// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
+#[derive(Default)]
+pub(crate) struct Owed {
+    pub(crate) bytes: Vec<u8>,
+    /// The number of the next message when they were handed in: the mark would be one of an earlier message.
+    pub(crate) before: u32,
+}
+
 /// What became of the span that is being received.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Span {
@@ -94,9 +102,9 @@ pub(crate) struct Socket {
     pub(crate) batch: Option<Box<Batch>>,
     /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
     pub(crate) tls: Option<Box<crate::tls::Tls>>,
-    /// Bytes that the application believes to have sent, held back because they may be the beginning of a mark.
-    #[expect(clippy::box_collection, reason = "rare, and the size of an idle connection is promised")]
-    pub(crate) owed: Option<Box<Vec<u8>>>,
+    pub(crate) owed: Option<Box<Owed>>,
+    /// Bytes of the beginning of a mark that were sent as they are, because no mark could begin there.
+    pub(crate) let_out: u8,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
     pub(crate) rx_error: i16,
     pub(crate) tx_error: i16,
@@ -174,6 +182,7 @@ impl Socket {
             batch: None,
             tls: None,
             owed: None,
+            let_out: 0,
             rx_error: 0,
             tx_error: 0,
         }

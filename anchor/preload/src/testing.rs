@@ -54,9 +54,9 @@ pub(crate) fn events(set: RawFd, ms: c_int) -> Vec<(u32, u64)> {
     events[..n as usize].iter().map(|it| (it.events, it.u64)).collect()
 }
 
-/// The bytes of a body from `from` on.
+/// The bytes of a body from `from` on. None of them may be the first one of a mark, so that none has to wait for what follows.
 pub(crate) fn body(from: usize, len: usize) -> Vec<u8> {
-    (from..from + len).map(|at| (at * 31 + at / 251) as u8).collect()
+    (from..from + len).map(|at| (at * 31 + at / 251) as u8 & 0x7f).collect()
 }
 
 /// A connection to a backend that has sent the head and the first bytes of a body of [`BODY`].

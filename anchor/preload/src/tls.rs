@@ -45,10 +45,10 @@ pub(crate) fn prepare(engine: &Engine, socket: &mut Socket, buffer: *const c_voi
         return Some(Prepared::AsItIs(size));
     }
     let mut owed = tls.inside.owed.take();
-    let prefix = owed.as_ref().map_or(0, |owed| owed.len());
+    let prefix = owed.as_ref().map_or(0, |owed| owed.bytes.len());
     let (mut all, mut first) = ([iovec { iov_base: buffer.cast_mut(), iov_len: size }; 2], 1);
     if let Some(owed) = &mut owed {
-        all[0] = iovec { iov_base: owed.as_mut_ptr().cast(), iov_len: prefix };
+        all[0] = iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: prefix };
         first = 0;
     }
     let ready = tls.ready.min(prefix + size);
@@ -76,10 +76,10 @@ pub(crate) fn wrote(
     let tls = of(socket);
     let Ok(taken @ 1..) = usize::try_from(result) else { return Some(result) };
     let owed = tls.inside.owed.take();
-    let prefix = owed.as_ref().map_or(0, |owed| owed.len());
+    let prefix = owed.as_ref().map_or(0, |owed| owed.bytes.len());
     tls.inside.expects_head = true;
     if let Some(owed) = &owed {
-        tls.inside.sent_bytes(engine, &owed[..taken.min(prefix)]);
+        tls.inside.sent_bytes(engine, &owed.bytes[..taken.min(prefix)]);
     }
     let own = taken.saturating_sub(prefix);
     let bytes = iovec { iov_base: buffer.cast_mut(), iov_len: size };
@@ -101,7 +101,7 @@ pub(crate) fn read(engine: &Engine, socket: &mut Socket, buffer: *const c_void, 
 
 /// What is held back, when nothing can follow any more.
 pub(crate) fn take_owed(socket: &mut Socket) -> Option<Vec<u8>> {
-    socket.tls.as_mut()?.inside.owed.take().map(|owed| *owed)
+    socket.tls.as_mut()?.inside.owed.take().map(|owed| owed.bytes)
 }
 
 fn of(socket: &mut Socket) -> &mut Tls {
@@ -128,7 +128,7 @@ impl Tls {
             self.ready = self.offered;
             return Prepared::Nothing;
         }
-        let mut bytes = self.inside.owed.as_ref().map_or_else(Vec::new, |owed| owed.to_vec());
+        let mut bytes = self.inside.owed.as_ref().map_or_else(Vec::new, |owed| owed.bytes.clone());
         // SAFETY: the application handed these bytes in to be read.
         bytes.extend_from_slice(unsafe { core::slice::from_raw_parts(buffer.cast(), self.offered - prefix) });
         Prepared::Joined(bytes)
@@ -138,6 +138,6 @@ impl Tls {
     fn hold(&mut self, buffer: *const c_void, from: usize, to: usize) {
         // SAFETY: the application handed these bytes in to be read.
         let bytes = unsafe { core::slice::from_raw_parts(buffer.cast::<u8>().add(from), to - from) };
-        self.inside.owed.get_or_insert_default().extend_from_slice(bytes);
+        self.inside.owed.get_or_insert_default().bytes.extend_from_slice(bytes);
     }
 }

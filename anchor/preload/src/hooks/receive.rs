@@ -344,7 +344,7 @@ pub unsafe extern "C" fn splice(
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read, Write};
-    use std::net::{Shutdown, TcpStream};
+    use std::net::Shutdown;
     use std::os::fd::AsRawFd;
     use std::time::Duration;
 
@@ -431,18 +431,18 @@ mod tests {
     #[test]
     fn who_waits_for_all_gets_what_there_is_when_no_more_comes() {
         const LIMIT: Duration = Duration::from_millis(100);
-        let endings: [(&str, fn(&TcpStream), Result<usize, ErrorKind>); 3] = [
-            ("a time limit", |_| (), Err(ErrorKind::WouldBlock)),
-            ("the end", |far| far.shutdown(Shutdown::Write).expect("shut down"), Ok(0)),
-            ("a reset", |far| sys::reset(far.as_raw_fd()), Err(ErrorKind::ConnectionReset)),
-        ];
-        for (how, end, then) in endings {
+        let then = [Err(ErrorKind::WouldBlock), Ok(0), Err(ErrorKind::ConnectionReset)];
+        for (how, then) in ["a time limit", "the end", "a reset"].into_iter().zip(then) {
             let (mut near, mut far) = testing::pair();
             near.set_read_timeout(Some(LIMIT)).expect("set");
             far.write_all(b"HTTP/1.1").expect("sent");
             let end = std::thread::spawn(move || {
                 std::thread::sleep(LIMIT / 5);
-                end(&far);
+                match how {
+                    "the end" => far.shutdown(Shutdown::Write).expect("shut down"),
+                    "a reset" => sys::reset(far.as_raw_fd()),
+                    _ => {}
+                }
                 far
             });
             let next = testing::ends(how, move || {
