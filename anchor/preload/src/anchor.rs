@@ -197,16 +197,16 @@ pub(crate) fn unsent_uploads() -> Vec<u8> {
     slots().filter_map(|slot| slot.try_lock().ok().filter(|it| is_one(it)).map(|it| it.route)).collect()
 }
 
-/// Whether a placeholder may begin on a connection that sends `message` (none: nothing anchored yet): one of that message, or
-/// of another one below `limit` of which nothing has left yet.
-pub(crate) fn may_begin(message: Option<u32>, limit: u32) -> bool {
+/// Whether a placeholder may begin on a connection of `role` that sends `message` (none: nothing anchored yet): one of that
+/// message, or of another one below `limit`, from the other side, of which nothing has left yet.
+pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32) -> bool {
     let is_one = |it: &Anchor| {
         let is_older = limit.wrapping_sub(it.message).cast_signed() > 0;
-        it.segments.iter().any(|segment| segment.taken == 0) && (message == Some(it.message) || !it.touched && is_older)
+        let may_come = message == Some(it.message) || !it.touched && is_older && it.role != role;
+        may_come && it.segments.iter().any(|segment| segment.taken == 0)
     };
     // One that somebody is at work on may be it.
-    let may_be =
-        |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
+    let may_be = |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
     OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
         ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
     let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
     let is_one = known == MAGIC;
-    if is_one || anchor::may_begin(socket.link.map(|link| link.message), owed.before) {
+    if is_one || anchor::may_begin(socket.role, socket.link.map(|link| link.message), owed.before) {
         socket.owed = Some(owed);
         return is_one;
     }
@@ -333,7 +333,7 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     }
     let len = call.size - call.done;
     let before = anchor::next_message();
-    if known < MAGIC && !(open && anchor::may_begin(socket.link.map(|link| link.message), before)) {
+    if known < MAGIC && !(open && anchor::may_begin(socket.role, socket.link.map(|link| link.message), before)) {
         send_plain(engine, socket, call, len, false)?;
         let is_out = open && call.done == call.size && !call.only_put_back;
         socket.let_out = if is_out { known as u8 } else { 0 };
