@@ -206,7 +206,8 @@ pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32) -> bool {
         may_come && it.segments.iter().any(|segment| segment.taken == 0)
     };
     // One that somebody is at work on may be it.
-    let may_be = |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
+    let may_be =
+        |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
     OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 

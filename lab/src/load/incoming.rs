@@ -242,6 +242,7 @@ impl Default for Scratch {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -260,7 +261,8 @@ mod tests {
                 }
             }
             assert_eq!((messages, incoming.payload), (2, 12), "split at {split}");
-            drop(peer);
+            // Not by closing it: a child that another test is just starting may have it, too.
+            peer.shutdown(Shutdown::Write).expect("shut down");
             assert_eq!(incoming.pull(&ours, &mut scratch).expect("an end"), Pulled::End);
         }
     }
@@ -270,7 +272,7 @@ mod tests {
         for wire in [&b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab"[..], b"nonsense\r\n\r\n"] {
             let (mut peer, ours) = UnixStream::pair().expect("a pair");
             peer.write_all(wire).expect("written");
-            drop(peer);
+            peer.shutdown(Shutdown::Write).expect("shut down");
             assert!(Incoming::new(false).pull(&ours, &mut Scratch::default()).is_err());
         }
     }
