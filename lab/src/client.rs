@@ -453,6 +453,18 @@ impl Connection {
         (std::mem::take(&mut self.pending), ending)
     }
 
+    /// Takes as many bytes as `enough` says once it says so of those that have come; or how the connection ended before.
+    pub fn take(&mut self, enough: impl Fn(&[u8]) -> Option<usize>) -> Result<Vec<u8>, Ending> {
+        loop {
+            if let Some(n) = enough(&self.pending) {
+                return Ok(self.pending.drain(..n).collect());
+            }
+            if let Some(ending) = self.read_some(0) {
+                return Err(ending);
+            }
+        }
+    }
+
     /// A tunnel after 101, or 2xx to CONNECT: sends `len` bytes of the upload content and takes them back, both at once. A client that leaves
     /// has sent some more by then.
     pub fn echo(&mut self, len: u64) -> Result<Checked, LabError> {
