@@ -90,7 +90,14 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
         socket.owed = Some(owed);
         return is_one;
     }
-    let sent = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).unwrap_or(0);
+    let sent = match sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Err(Errno::EAGAIN) => 0,
+        Err(error) => {
+            socket.tx_error = Socket::due(error);
+            return true;
+        }
+        Ok(sent) => sent,
+    };
     socket.sent_bytes(engine, &owed.bytes[..sent]);
     if sent == owed.bytes.len() {
         socket.let_out = known as u8;
@@ -210,7 +217,10 @@ pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
     match leave(engine, socket) {
         Ok(()) => {}
         // The connection is broken already: what was accepted is lost, as it would be in the kernel's own queue.
-        Err(Stop::Kernel(error)) if error != Errno::EAGAIN => socket.batch = None,
+        Err(Stop::Kernel(error)) if error != Errno::EAGAIN => {
+            socket.batch = None;
+            socket.tx_error = Socket::due(error);
+        }
         Err(_) => return doubt(engine, socket, "payload that was accepted cannot be sent"),
     }
     if let Some(owed) = socket.owed.take() {

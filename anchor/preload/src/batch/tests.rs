@@ -1,7 +1,7 @@
 //! What waits, and when it leaves, over loopback.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -215,6 +215,27 @@ fn what_is_left_over_from_full_packets_leaves_although_nothing_follows() {
         });
         assert_eq!(looks.count(), if waits > 0 { 0 } else { usize::from(LOOKS_OF_A_TAIL) });
         testing::until("all of it", || testing::unread(&client) == accepted);
+    }
+}
+
+#[test]
+fn a_reset_that_a_batch_meets_is_no_orderly_end_for_who_reads() {
+    type Meeting = (&'static str, fn(&TcpStream));
+    let meetings: [Meeting; 2] = [
+        ("a loop that waits", |_| drop(testing::events(testing::set(), 1))),
+        ("a half-close", |server| server.shutdown(Shutdown::Write).unwrap_or_default()),
+    ];
+    for (how, meet) in meetings {
+        let (mut client, mut server) = client();
+        let (_near, _far, _) = testing::batched(&mut server);
+        client.write_all(b"GET").expect("sent");
+        sys::reset(client.as_raw_fd());
+        meet(&server);
+        let mut bytes = [0; 8];
+        assert_eq!(server.read(&mut bytes).ok(), Some(3), "{how}: it came before");
+        let next = server.read(&mut bytes).map_err(|error| error.kind());
+        assert_eq!(next, Err(ErrorKind::ConnectionReset), "{how}");
+        assert_eq!(server.read(&mut bytes).ok(), Some(0), "{how}: an error is told once");
     }
 }
 

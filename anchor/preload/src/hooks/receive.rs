@@ -272,6 +272,9 @@ unsafe fn receive_with_control(
     }
     // SAFETY: the caller's promise.
     let n = unsafe { sys::recvmsg(socket.fd, header, flags) }?;
+    if n == 0 && iov::total(list) > 0 && flags & libc::MSG_ERRQUEUE == 0 {
+        return ingress::end(socket);
+    }
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         socket.received(engine, list, 0, n, underdeck_stats::Reason::CallFlags);
     }
@@ -322,6 +325,12 @@ pub unsafe extern "C" fn splice(
         return moved.unwrap_or_else(|| fail(Errno::EAGAIN));
     }
     let n = next!(splice(from => c_int, from_offset => *mut off64_t, to => c_int, to_offset => *mut off64_t, size => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS));
+    if n == 0
+        && size > 0
+        && let Entry::Socket(cell) = table::entry(from)
+    {
+        return on(cell, from, |_, socket| ingress::end(socket)).unwrap_or(n);
+    }
     if let Ok(moved) = usize::try_from(n)
         && moved > 0
     {
