@@ -11,6 +11,10 @@ use underdeck_tests::matrix::{SETTLE, engine};
 
 /// Bytes of the body that a client does not read, many more than sockets and a proxy's buffers take.
 const HELD: usize = 32 << 20;
+/// Bytes of a chunk, several of which a proxy's buffers take.
+const CHUNK: usize = 32 << 10;
+/// Bytes of an upload that a proxy's memory takes.
+const UPLOAD: usize = 512 << 10;
 /// Bytes of a message. The last one differs from message to message.
 const MESSAGE: usize = 40;
 /// Longer than any message takes, shorter than what would be a stall.
@@ -26,14 +30,29 @@ fn head(from: &mut impl BufRead) -> String {
     first
 }
 
-/// Answers with a large body, or echoes what comes through a tunnel.
+/// Answers with a large body, takes an upload, or echoes what comes through a tunnel.
 fn serve(stream: TcpStream) {
     let mut from = BufReader::new(stream.try_clone().expect("duplicated"));
     let mut to = stream;
-    if head(&mut from).contains("/held") {
+    let line = head(&mut from);
+    if line.contains("/length") {
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {HELD}\r\n\r\n");
         // The client leaves in the middle.
         let _ = to.write_all(answer.as_bytes()).and_then(|()| to.write_all(&vec![b'x'; HELD]));
+        return;
+    }
+    if line.contains("/chunks") {
+        let chunk = [format!("{CHUNK:x}\r\n").as_bytes(), &[b'x'; CHUNK], b"\r\n"].concat();
+        let mut rest = HELD / CHUNK;
+        let mut sent = to.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        while sent.is_ok() && rest > 0 {
+            (sent, rest) = (to.write_all(&chunk), rest - 1);
+        }
+        return;
+    }
+    if line.contains("/upload") {
+        from.read_exact(&mut vec![0; UPLOAD]).expect("an upload");
+        to.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").expect("sent");
         return;
     }
     const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -56,27 +75,54 @@ fn backend() -> SocketAddr {
     addr
 }
 
-fn request(front: SocketAddr, target: &str, fields: &str) -> TcpStream {
+fn request(front: SocketAddr, what: &str, fields: &str) -> TcpStream {
     let mut client = TcpStream::connect(front).expect("connected");
     client.set_read_timeout(Some(WITHIN)).expect("set");
     client.set_nodelay(true).expect("set");
-    write!(client, "GET {target} HTTP/1.1\r\nHost: it\r\n{fields}\r\n").expect("sent");
+    write!(client, "{what} HTTP/1.1\r\nHost: it\r\n{fields}\r\n").expect("sent");
     client
 }
 
-fn dialogue(name: &str, spec: &Spec) {
+/// Somebody else's payload, and the connections that keep the proxy from sending it.
+type Holding = fn(SocketAddr) -> Vec<TcpStream>;
+
+/// A client that asks for a body and does not read it.
+fn length(front: SocketAddr) -> Vec<TcpStream> {
+    vec![request(front, "GET /length", "")]
+}
+
+/// The same of a body in chunks, of which many are held by themselves.
+fn chunks(front: SocketAddr) -> Vec<TcpStream> {
+    vec![request(front, "GET /chunks", "")]
+}
+
+/// An upload that the proxy keeps until all of it has come.
+fn upload(front: SocketAddr) -> Vec<TcpStream> {
+    let field = format!("Content-Length: {UPLOAD}\r\n");
+    // Only then it is known where uploads leave.
+    let mut first = request(front, "POST /upload", &field);
+    first.write_all(&[b'u'; UPLOAD]).expect("sent");
+    assert!(head(&mut BufReader::new(&first)).contains(" 200 "));
+    let mut second = request(front, "POST /upload", &field);
+    second.write_all(&[b'u'; UPLOAD / 2]).expect("sent");
+    vec![second]
+}
+
+fn dialogue(name: &str, spec: &Spec, holding: Holding) {
     const FIELDS: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let backend = backend();
-    for mode in [Mode::Plain].into_iter().chain(engine().map(Mode::Underdeck)) {
+    let engine = engine().map(|it| it.min_body(CHUNK as u64 / 4));
+    for mode in [Mode::Plain].into_iter().chain(engine.map(Mode::Underdeck)) {
         let proxy = Proxy::start(spec, &mode, backend).expect("started");
         let front = proxy.front().expect("a front").addr;
-        let held = request(front, "/held", "");
+        let held = holding(front);
         if let Mode::Underdeck(_) = mode {
             let holds = || counters::snapshot(&proxy).filter(|it| it.bytes_held > 0);
-            wait::until("payload is held", WITHIN, holds).expect("otherwise this would test nothing");
+            wait::until("payload is held", WITHIN, holds)
+                .unwrap_or_else(|error| panic!("this would test nothing: {error}: {:?}", counters::snapshot(&proxy)));
         }
-        let mut to = request(front, "/tunnel", FIELDS);
+        let mut to = request(front, "GET /tunnel", FIELDS);
         let mut from = BufReader::new(to.try_clone().expect("duplicated"));
         assert!(head(&mut from).contains(" 101 "), "{name}");
         for last in 0..=u8::MAX {
@@ -98,15 +144,32 @@ fn dialogue(name: &str, spec: &Spec) {
 
 #[test]
 fn nginx() {
-    dialogue("nginx", &Spec::Nginx(Nginx::default()));
+    dialogue("nginx", &Spec::Nginx(Nginx::default()), length);
+}
+
+#[test]
+fn nginx_that_holds_chunks() {
+    let server = "proxy_max_temp_file_size 0;".to_owned();
+    dialogue("nginx, chunks", &Spec::Nginx(Nginx { server, ..Nginx::large() }), chunks);
+}
+
+#[test]
+fn nginx_that_holds_an_upload() {
+    let server = "client_body_buffer_size 1m;".to_owned();
+    dialogue("nginx, an upload", &Spec::Nginx(Nginx { server, ..Nginx::default() }), upload);
 }
 
 #[test]
 fn haproxy() {
-    dialogue("haproxy", &Spec::Haproxy(Haproxy::default()));
+    dialogue("haproxy", &Spec::Haproxy(Haproxy::default()), length);
 }
 
 #[test]
 fn envoy() {
-    dialogue("envoy", &Spec::Envoy(Envoy::default()));
+    dialogue("envoy", &Spec::Envoy(Envoy::default()), length);
+}
+
+#[test]
+fn envoy_that_holds_chunks() {
+    dialogue("envoy, chunks", &Spec::Envoy(Envoy::default()), chunks);
 }

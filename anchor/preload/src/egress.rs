@@ -16,6 +16,7 @@ use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::batch::{self, Then};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
+use crate::messages::SENT;
 use crate::socket::{Link, Owed, Socket};
 use crate::{iov, sys};
 
@@ -51,6 +52,7 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         return Err(Errno::new(core::mem::take(&mut socket.tx_error).into()));
     }
     socket.expects_head = true;
+    socket.answers();
     if socket.let_out > 0 && completes_a_mark(engine, socket, iov) {
         doubt(engine, socket, "a placeholder whose payload is gone");
         return Err(Errno::ECONNRESET);
@@ -86,7 +88,7 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
         ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
     let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
     let is_one = known == MAGIC;
-    if is_one || anchor::may_begin(socket.role, socket.link.map(|link| link.message), owed.before) {
+    if is_one || may_begin(engine, socket, owed.before) {
         socket.owed = Some(owed);
         return is_one;
     }
@@ -343,7 +345,7 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     }
     let len = call.size - call.done;
     let before = anchor::next_message();
-    if known < MAGIC && !(open && anchor::may_begin(socket.role, socket.link.map(|link| link.message), before)) {
+    if known < MAGIC && !(open && may_begin(engine, socket, before)) {
         send_plain(engine, socket, call, len, false)?;
         let is_out = open && call.done == call.size && !call.only_put_back;
         socket.let_out = if is_out { known as u8 } else { 0 };
@@ -358,6 +360,12 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     Ok(())
 }
 
+/// Whether the next byte may begin a placeholder of a message below `before`.
+fn may_begin(engine: &Engine, socket: &mut Socket, before: u32) -> bool {
+    let in_tunnel = socket.is_tunnel(engine);
+    anchor::may_begin(socket.role, socket.link.map(|link| link.message), before, in_tunnel)
+}
+
 fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), Stop> {
     let anchor = anchor::lookup(mark.vpi).ok_or(Stop::Doubt("a placeholder whose payload is gone"))?;
     let (segment, offset) = anchor.verify(mark).ok_or(Stop::Doubt("a placeholder that does not verify"))?;
@@ -367,6 +375,12 @@ fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), S
 /// The next byte is the first of `segment` that has not left yet.
 fn start(socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: Segment) {
     anchor.touch();
+    if socket.link.is_none_or(|link| link.message != anchor.message) {
+        SENT.enter(anchor.message);
+        if let Some(link) = socket.link {
+            SENT.leave(link.message);
+        }
+    }
     let (by_copy, is_proven) = match socket.link {
         Some(link) if link.vpi == anchor.vpi => (link.by_copy, link.is_proven),
         _ => (!sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(), false),

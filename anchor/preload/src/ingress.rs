@@ -188,9 +188,12 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if socket.asks_route(engine) {
         return Err(Reason::RouteLearnt);
     }
-    socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
+    let is_endless = left == UNTIL_CLOSE;
+    let anchor = anchor::open(engine, socket.role, socket.route, socket.message, is_endless);
+    socket.anchor = Some(anchor.ok_or(Reason::NoPipe)?);
+    socket.keep_message();
     // A tunnel may carry keystrokes.
-    socket.trickles = left == UNTIL_CLOSE;
+    socket.trickles = is_endless;
     Ok(())
 }
 

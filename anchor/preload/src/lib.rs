@@ -26,6 +26,7 @@ mod ingress;
 mod iov;
 mod lifecycle;
 mod mark;
+mod messages;
 mod pipe;
 mod probes;
 mod routes;

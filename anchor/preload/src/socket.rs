@@ -5,13 +5,14 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use libc::iovec;
 use syscalls::Errno;
-use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
+use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State, UNTIL_CLOSE};
 use underdeck_stats::{Block, Reason, Role};
 
 use crate::anchor::Segment;
 use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
+use crate::messages::{RECEIVED, SENT};
 use crate::{anchor, egress, iov, watch};
 
 /// One connection, behind a lock. Cells are used again, never freed.
@@ -77,6 +78,8 @@ pub(crate) struct Socket {
     pub(crate) expects_head: bool,
     /// It is one of [`PASSED`].
     counted: bool,
+    /// Its message is one of [`RECEIVED`].
+    keeps: bool,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
@@ -166,6 +169,7 @@ impl Socket {
             flows: false,
             expects_head: true,
             counted: false,
+            keeps: false,
             goes_on: false,
             between: 0,
             span: Span::Outside,
@@ -318,6 +322,9 @@ impl Socket {
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
+            if self.role == Role::Connected && !self.goes_on {
+                self.give_message_up();
+            }
         }
     }
 
@@ -329,6 +336,7 @@ impl Socket {
         self.span = Span::Copied;
         // A line between two chunks is shorter than any head.
         if !self.goes_on || self.between >= SHORTEST_HEAD {
+            self.give_message_up();
             self.message = anchor::new_message();
             self.copies_message = None;
         }
@@ -352,10 +360,42 @@ impl Socket {
         self.detach(engine);
     }
 
+    /// Something of its message is anchored.
+    pub(crate) fn keep_message(&mut self) {
+        if !core::mem::replace(&mut self.keeps, true) {
+            RECEIVED.enter(self.message);
+        }
+    }
+
+    /// What nobody has begun to send of its message is not waited for.
+    fn give_message_up(&mut self) {
+        if core::mem::take(&mut self.keeps) {
+            RECEIVED.leave(self.message);
+        }
+    }
+
+    /// The application sends. If it has received a request to its end, that is its answer.
+    #[inline]
+    pub(crate) fn answers(&mut self) {
+        if self.keeps && self.role == Role::Accepted && self.span == Span::Outside && !self.goes_on {
+            self.give_message_up();
+        }
+    }
+
     fn rx_is_inside(&mut self, engine: &Engine) -> bool {
-        let role = self.program_role();
-        self.rx.settle(&engine.program, &mut self.state, Direction::Rx, role);
+        self.rx_settle(engine);
         self.rx.is_inside()
+    }
+
+    fn rx_settle(&mut self, engine: &Engine) -> Place {
+        let role = self.program_role();
+        self.rx.settle(&engine.program, &mut self.state, Direction::Rx, role)
+    }
+
+    /// Whether there are no messages any more in either direction (CONNECT, 101).
+    pub(crate) fn is_tunnel(&mut self, engine: &Engine) -> bool {
+        const TUNNEL: Place = Place::Opaque(UNTIL_CLOSE);
+        self.tx_place(engine) == TUNNEL && self.rx_settle(engine) == TUNNEL
     }
 
     /// The span is over, or the connection is: what is anchored lives on by itself.
@@ -541,7 +581,9 @@ impl Socket {
             tls.inside.abandon(engine);
         }
         if let Some(link) = self.link.take() {
+            SENT.leave(link.message);
             anchor::abandon(engine, link.message);
         }
+        self.give_message_up();
     }
 }
