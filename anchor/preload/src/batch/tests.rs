@@ -218,6 +218,43 @@ fn what_is_left_over_from_full_packets_leaves_although_nothing_follows() {
     }
 }
 
+/// A thread that waits in ways that the library does not see, as for another thread.
+fn forks_and_sends() {
+    let (client, mut server) = client();
+    assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+    server.set_nonblocking(true).expect("set");
+    let testing::Begun { mut near, far: _far, mut had, .. } = testing::begun(Some(testing::set()));
+    let mut pieces = vec![[0; 8192]; 3];
+    for piece in &mut pieces {
+        near.read_exact(piece).expect("there is more");
+        had.extend_from_slice(piece);
+    }
+    let sent = had.len() - 3 * 8192;
+    let thread = std::thread::spawn(move || {
+        // SAFETY: the child ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no pointers.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+        server.write_all(&had[..sent]).expect("taken");
+        had[sent..].chunks(8192).for_each(|piece| server.write_all(piece).expect("taken"));
+        let fd = server.as_raw_fd();
+        let waits = table::socket(fd).and_then(|cell| cell.with(fd, |it| it.batch.is_some()));
+        (server, had.len(), waits)
+    });
+    let (_server, accepted, waits) = thread.join().expect("no panic");
+    assert_eq!(waits, Some(false));
+    testing::until("all of it", || testing::unread(&client) == accepted);
+}
+
+#[test]
+fn a_thread_that_forks_is_no_event_loop_for_that() {
+    testing::alone("batch::tests::a_thread_that_forks_is_no_event_loop_for_that", forks_and_sends);
+}
+
 #[test]
 fn a_reset_that_a_batch_meets_is_no_orderly_end_for_who_reads() {
     type Meeting = (&'static str, fn(&TcpStream));
