@@ -1,7 +1,7 @@
 //! What waits, and when it leaves, over loopback.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,10 +15,16 @@ fn client() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
+fn datagrams() -> (UdpSocket, UdpSocket) {
+    let [from, to] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket"));
+    from.connect(to.local_addr().expect("its address")).expect("connected");
+    (from, to)
+}
+
 #[test]
 fn nothing_waits_while_the_thread_waits_for_something_else() {
     type Wait = (&'static str, fn(&TcpStream));
-    let ways: [Wait; 10] = [
+    let ways: [Wait; 12] = [
         // SAFETY: there are no descriptors, or they live.
         ("poll", |_| unsafe {
             libc::poll(core::ptr::null_mut(), 0, 1);
@@ -48,6 +54,16 @@ fn nothing_waits_while_the_thread_waits_for_something_else() {
             libc::waitpid(libc::getpid(), core::ptr::null_mut(), 0);
         }),
         ("pthread_join", |_| std::thread::spawn(|| {}).join().expect("no panic")),
+        ("recv of a datagram", |_| {
+            let (from, to) = datagrams();
+            from.send(b"x").expect("room");
+            assert_eq!(to.recv(&mut [0]).expect("a datagram"), 1);
+        }),
+        ("recvfrom of a datagram", |_| {
+            let (from, to) = datagrams();
+            from.send(b"x").expect("room");
+            assert_eq!(to.recv_from(&mut [0]).expect("a datagram").0, 1);
+        }),
         ("recv", |blocking| {
             { blocking }.read_exact(&mut [0]).expect("a byte");
         }),

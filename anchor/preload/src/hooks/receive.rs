@@ -82,6 +82,13 @@ fn from_ahead(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Op
     on(cell, fd, |engine, socket| ingress::unread(engine, socket, iov, flags).unwrap_or(Err(Errno::EAGAIN)))
 }
 
+/// A socket that is not followed may keep the thread waiting, as that of a name server or a log.
+fn before_waiting(flags: c_int) {
+    if flags & libc::MSG_DONTWAIT == 0 {
+        batch::before_waiting();
+    }
+}
+
 /// # Safety
 /// As read(2).
 #[unsafe(no_mangle)]
@@ -135,6 +142,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, size: size_t, flag
     {
         return n;
     }
+    before_waiting(flags);
     next!(recv(fd => c_int, buffer => *mut c_void, size => size_t, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -154,6 +162,7 @@ pub unsafe extern "C" fn __recv_chk(
     {
         return n;
     }
+    before_waiting(flags);
     next!(__recv_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -184,6 +193,7 @@ pub unsafe extern "C" fn recvfrom(
         }
         cell.with(fd, Socket::pass);
     }
+    before_waiting(flags);
     next!(recvfrom(fd => c_int, buffer => *mut c_void, size => size_t, flags => c_int, from => *mut sockaddr, from_length => *mut socklen_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -203,6 +213,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
         // SAFETY: the caller's promise.
         return unsafe { recvfrom(fd, buffer, size, flags, from, from_length) };
     }
+    before_waiting(flags);
     next!(__recvfrom_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t, flags => c_int, from => *mut sockaddr, from_length => *mut socklen_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -219,6 +230,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     {
         return n;
     }
+    before_waiting(flags);
     let n = next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS));
     // SAFETY: the kernel has just filled it in.
     if let (0.., Some(header)) = (n, unsafe { message.as_ref() }) {
@@ -300,6 +312,7 @@ pub unsafe extern "C" fn recvmmsg(
         first.msg_len = c_uint::try_from(n).unwrap_or(0);
         return if n < 0 { -1 } else { 1 };
     }
+    before_waiting(flags);
     next!(recvmmsg(fd => c_int, messages => *mut mmsghdr, count => c_uint, flags => c_int, timeout => *mut timespec) -> c_int, fail(Errno::ENOSYS) as c_int)
 }
 
