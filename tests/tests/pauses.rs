@@ -93,13 +93,17 @@ fn client(front: SocketAddr, request: &str) -> TcpStream {
     client
 }
 
+/// The engine, with little patience.
+fn impatient() -> Option<Mode> {
+    let environment = vec![("UNDERDECK_GRACE_SECONDS".to_owned(), GRACE_S.to_string())];
+    engine().map(|it| Mode::Underdeck(Engine { environment, ..it }))
+}
+
 /// Runs `then` with nginx, plain and under the engine, which holds payload by then.
 fn with_nginx(server: &str, then: impl Fn(SocketAddr, &dyn Fn())) {
     let spec = Spec::Nginx(Nginx { server: server.to_owned(), ..Nginx::large() });
     let backend = backend();
-    let environment = vec![("UNDERDECK_GRACE_SECONDS".to_owned(), GRACE_S.to_string())];
-    let engine = engine().map(|it| Mode::Underdeck(Engine { environment, ..it }));
-    for mode in [Mode::Plain].into_iter().chain(engine) {
+    for mode in [Mode::Plain].into_iter().chain(impatient()) {
         let proxy = Proxy::start(&spec, &mode, backend).expect("started");
         let pause = || {
             if let Mode::Underdeck(_) = mode {
@@ -190,4 +194,29 @@ fn an_upload_may_wait_for_a_server_that_takes_it() {
         });
     });
     drop((first, listener));
+}
+
+#[test]
+fn an_upload_that_nobody_wants_is_not_kept_for_a_client_that_stays() {
+    let server = "client_body_buffer_size 1m; location /unwanted { return 200; }".to_owned();
+    let spec = Spec::Nginx(Nginx { server, ..Nginx::default() });
+    let Some(mode) = impatient() else { return };
+    let proxy = Proxy::start(&spec, &mode, backend()).expect("started");
+    let front = proxy.front().expect("a front").addr;
+    upload(front, "/", false, &|| ());
+    let mut client = client(front, &format!("POST /unwanted HTTP/1.1\r\nHost: it\r\nContent-Length: {CHUNK}\r\n\r\n"));
+    let head = head(&mut BufReader::new(client.try_clone().expect("duplicated")));
+    assert!(head.contains(" 200 "), "{head}");
+    client.write_all(&content::bytes(0, 0, CHUNK)).expect("sent");
+    let dropped = || {
+        let it = counters::snapshot(&proxy)?;
+        let dropped = it.role(counters::Role::Accepted).bytes_dropped;
+        (it.bytes_held == 0 && dropped > CHUNK as u64 / 2).then_some(())
+    };
+    wait::until("it is dropped", WITHIN / 2, dropped)
+        .unwrap_or_else(|error| panic!("{error}: {:?}", counters::snapshot(&proxy)));
+    client.write_all(b"GET /unwanted HTTP/1.1\r\nHost: it\r\n\r\n").expect("it is still open");
+    assert!(client.read(&mut [0; 100]).expect("an answer") > 0);
+    drop(client);
+    proxy.stop().expect("nothing is left");
 }

@@ -52,7 +52,6 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         return Err(Errno::new(core::mem::take(&mut socket.tx_error).into()));
     }
     socket.expects_head = true;
-    socket.answers();
     if socket.let_out > 0 && completes_a_mark(engine, socket, iov) {
         doubt(engine, socket, "a placeholder whose payload is gone");
         return Err(Errno::ECONNRESET);

@@ -61,6 +61,11 @@ enum Span {
     Anchored,
 }
 
+/// The message that is being received, or was the last one, is one of [`RECEIVED`].
+const KEPT: u8 = 1;
+/// Something was sent since it began: an answer.
+const ANSWERED: u8 = 2;
+
 /// What the engine knows of one connection.
 pub(crate) struct Socket {
     pub(crate) fd: i32,
@@ -78,8 +83,8 @@ pub(crate) struct Socket {
     pub(crate) expects_head: bool,
     /// It is one of [`PASSED`].
     counted: bool,
-    /// Its message is one of [`RECEIVED`].
-    keeps: bool,
+    /// [`KEPT`], [`ANSWERED`].
+    request: u8,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
@@ -169,7 +174,7 @@ impl Socket {
             flows: false,
             expects_head: true,
             counted: false,
-            keeps: false,
+            request: 0,
             goes_on: false,
             between: 0,
             span: Span::Outside,
@@ -252,10 +257,13 @@ impl Socket {
             // SAFETY: the kernel has just written these bytes into the application's buffer.
             let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
             while !rest.is_empty() {
-                let role = self.program_role();
+                let (role, is_new) = (self.program_role(), !self.rx.is_inside());
                 let (kind, n) = self.rx.next(&engine.program, &mut self.state, Direction::Rx, role, rest);
                 match kind {
                     SpanKind::Metadata => {
+                        if is_new {
+                            self.request &= !ANSWERED;
+                        }
                         self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX))
                     }
                     SpanKind::Opaque => {
@@ -322,7 +330,7 @@ impl Socket {
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
-            if self.role == Role::Connected && !self.goes_on {
+            if !self.goes_on && (self.role == Role::Connected || self.request & ANSWERED != 0) {
                 self.give_message_up();
             }
         }
@@ -362,22 +370,29 @@ impl Socket {
 
     /// Something of its message is anchored.
     pub(crate) fn keep_message(&mut self) {
-        if !core::mem::replace(&mut self.keeps, true) {
+        if self.request & KEPT == 0 {
+            self.request |= KEPT;
             RECEIVED.enter(self.message);
         }
     }
 
     /// What nobody has begun to send of its message is not waited for.
     fn give_message_up(&mut self) {
-        if core::mem::take(&mut self.keeps) {
+        if self.request & KEPT != 0 {
+            self.request &= !KEPT;
             RECEIVED.leave(self.message);
         }
     }
 
-    /// The application sends. If it has received a request to its end, that is its answer.
-    #[inline]
-    pub(crate) fn answers(&mut self) {
-        if self.keeps && self.role == Role::Accepted && self.span == Span::Outside && !self.goes_on {
+    /// The application sends `bytes`: if it has received a request, or some of it, that is its answer, unless it only tells the
+    /// client to go on (100).
+    fn answers(&mut self, bytes: &[u8]) {
+        const INTERIM: &[u8] = b"HTTP/1.1 1";
+        if self.role == Role::Connected || self.request == ANSWERED || bytes.starts_with(INTERIM) {
+            return;
+        }
+        self.request |= ANSWERED;
+        if self.span == Span::Outside && !self.goes_on {
             self.give_message_up();
         }
     }
@@ -415,6 +430,7 @@ impl Socket {
 
     pub(crate) fn sent_bytes(&mut self, engine: &Engine, mut bytes: &[u8]) {
         self.filled(bytes.len());
+        self.answers(bytes);
         let role = self.program_role();
         while !bytes.is_empty() {
             let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
