@@ -42,6 +42,8 @@ struct Set {
     /// A descriptor that wakes the waiter, plus one. 0: none.
     nudge: AtomicI32,
     count: AtomicUsize,
+    /// Whoever asks for one event at a time was last told of one that the kernel reports.
+    was_kernels_turn: AtomicBool,
     reads: Mutex<Vec<Read>>,
 }
 
@@ -58,6 +60,7 @@ static LIST: [Set; SETS] = [const {
         is_inner: AtomicBool::new(false),
         nudge: AtomicI32::new(0),
         count: AtomicUsize::new(0),
+        was_kernels_turn: AtomicBool::new(false),
         reads: Mutex::new(Vec::new()),
     }
 }; SETS];
@@ -252,17 +255,23 @@ fn due(read: &Read) -> Option<epoll_event> {
     (again && events != 0).then_some(epoll_event { events, u64: read.watch.data })
 }
 
+/// Whether the only event that is asked for is to be one of the kernel's: every other time.
+pub(crate) fn is_kernels_turn(set: c_int) -> bool {
+    Set::of(set).is_none_or(|list| !list.was_kernels_turn.fetch_xor(true, Ordering::Relaxed))
+}
+
 /// Adds what is due to the `n` events that the kernel has reported for `set`; returns how many there are then.
 pub(crate) fn report(set: c_int, events: &mut [epoll_event], mut n: usize) -> usize {
     let Some(mut reads) = Set::of(set).and_then(Set::reads) else { return n };
-    for read in reads.iter_mut() {
+    let mut told = 0;
+    for (at, read) in reads.iter_mut().enumerate() {
         let Some(event) = due(read) else { continue };
         let data = event.u64;
         if let Some(known) = events[..n].iter_mut().find(|it| { it.u64 } == data) {
             known.events |= event.events;
         } else if n < events.len() {
             events[n] = event;
-            n += 1;
+            (n, told) = (n + 1, at + 1);
             if read.watch.is_once() {
                 // As the kernel disarms what it has reported.
                 let disarmed = epoll_event { events: read.watch.events & Watch::PRIVATE, u64: data };
@@ -274,6 +283,8 @@ pub(crate) fn report(set: c_int, events: &mut [epoll_event], mut n: usize) -> us
         }
         read.is_told = true;
     }
+    // Those for which there was no room are the next ones.
+    reads.rotate_left(told);
     n
 }
 

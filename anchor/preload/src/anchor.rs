@@ -20,6 +20,7 @@ use underdeck_stats::{Block, Gauge, Reason, Role};
 
 use crate::engine::Engine;
 use crate::mark::{Mark, STRIDE, Secret, Vpi};
+use crate::messages::{RECEIVED, SENT};
 use crate::pipe::Chain;
 use crate::sys;
 
@@ -112,6 +113,8 @@ pub(crate) struct Anchor {
     abandoned: bool,
     /// The message that it is a part of.
     pub(crate) message: u32,
+    /// It goes on until the connection is closed.
+    is_endless: bool,
 }
 
 /// Why bytes could not be had.
@@ -136,7 +139,7 @@ pub(crate) fn next_message() -> u32 {
 }
 
 /// Opens an anchor with an empty pipe; none when there is no pipe or no slot.
-pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Option<Vpi> {
+pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32, is_endless: bool) -> Option<Vpi> {
     reap(engine);
     let pipe = engine.pipes.take(engine.stats)?;
     let Some(slot) = free_slot() else {
@@ -146,8 +149,16 @@ pub(crate) fn open(engine: &Engine, role: Role, route: u8, message: u32) -> Opti
     let secret = engine.secret();
     let mut anchor = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     anchor.vpi.generation = anchor.vpi.generation.wrapping_add(1);
-    *anchor =
-        Anchor { secret, role, route, message, pipes: Chain::new(pipe), attached: true, ..Anchor::closed(anchor.vpi) };
+    *anchor = Anchor {
+        secret,
+        role,
+        route,
+        message,
+        is_endless,
+        pipes: Chain::new(pipe),
+        attached: true,
+        ..Anchor::closed(anchor.vpi)
+    };
     OPEN.fetch_add(1, Ordering::AcqRel);
     engine.stats.up(Gauge::AnchorsOpen, 1);
     Some(anchor.vpi)
@@ -198,11 +209,13 @@ pub(crate) fn unsent_uploads() -> Vec<u8> {
 }
 
 /// Whether a placeholder may begin on a connection of `role` that sends `message` (none: nothing anchored yet): one of that
-/// message, or of another one below `limit`, from the other side, of which nothing has left yet.
-pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32) -> bool {
+/// message, or of another one below `limit`, from the other side, that no connection has begun to send. `in_tunnel`: of another
+/// tunnel.
+pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32, in_tunnel: bool) -> bool {
     let is_one = |it: &Anchor| {
         let is_older = limit.wrapping_sub(it.message).cast_signed() > 0;
-        let may_come = message == Some(it.message) || !it.touched && is_older && it.role != role;
+        let is_unsent = || !it.touched && is_older && it.role != role && (it.is_endless || !in_tunnel);
+        let may_come = message == Some(it.message) || is_unsent() && !SENT.has(it.message);
         may_come && it.segments.iter().any(|segment| segment.taken == 0)
     };
     // One that somebody is at work on may be it.
@@ -216,8 +229,9 @@ pub(crate) fn any_detached() -> bool {
     DETACHED_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Closes detached anchors that nobody has begun to send within the grace period, nor anything else of the same message:
-/// the connection that they were for is gone. Those of which a connection has begun to send are closed with it.
+/// Closes detached anchors that nobody has begun to send within the grace period, nor anything else of the same message, if it
+/// was received to its end (a request: and answered): the connection that they were for is gone. Those of which a connection
+/// has begun to send are closed with it.
 pub(crate) fn reap(engine: &Engine) {
     if !any_detached() {
         return;
@@ -233,7 +247,8 @@ pub(crate) fn reap(engine: &Engine) {
         detached.pop_front();
         if let Some(mut anchor) = lookup(vpi) {
             let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed);
-            if anchor.touched || active + engine.config.grace_s >= now {
+            let is_wanted = anchor.touched || SENT.has(anchor.message) || RECEIVED.has(anchor.message);
+            if is_wanted || active + engine.config.grace_s >= now {
                 detached.push_back((vpi, now));
             } else {
                 anchor.close(engine);
@@ -258,6 +273,8 @@ pub(crate) fn abandon_all() {
         anchor.pipes.abandon();
     }
     OPEN.store(0, Ordering::Release);
+    SENT.forget_all();
+    RECEIVED.forget_all();
 }
 
 fn free_slot() -> Option<&'static Mutex<Anchor>> {
@@ -295,6 +312,7 @@ impl Anchor {
             touched: false,
             abandoned: false,
             message: 0,
+            is_endless: false,
         }
     }
 

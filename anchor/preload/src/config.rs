@@ -19,8 +19,8 @@ pub(crate) struct Config {
     pub(crate) max_anchored_total: u64,
     /// `UNDERDECK_READ_AHEAD`: most that one splice takes from a socket when a call asks for less; 0: what it asks for.
     pub(crate) read_ahead: u64,
-    /// `UNDERDECK_GRACE_SECONDS`: how long payload is kept that was received to its end and that no connection has begun to
-    /// send.
+    /// `UNDERDECK_GRACE_SECONDS`: how long payload is kept whose message was received to its end (a request: and answered) and
+    /// that no connection has begun to send.
     pub(crate) grace_s: u64,
     /// `UNDERDECK_LEAVE_OUT`.
     pub(crate) leave_out: Vec<Rule>,

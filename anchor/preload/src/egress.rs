@@ -16,6 +16,7 @@ use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
 use crate::batch::{self, Then};
 use crate::engine::Engine;
 use crate::mark::{self, MAGIC, MARK, Mark, Sighting};
+use crate::messages::SENT;
 use crate::socket::{Link, Owed, Socket};
 use crate::{iov, sys};
 
@@ -86,11 +87,18 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
         ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
     let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
     let is_one = known == MAGIC;
-    if is_one || anchor::may_begin(socket.role, socket.link.map(|link| link.message), owed.before) {
+    if is_one || may_begin(engine, socket, owed.before) {
         socket.owed = Some(owed);
         return is_one;
     }
-    let sent = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).unwrap_or(0);
+    let sent = match sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Err(Errno::EAGAIN) => 0,
+        Err(error) => {
+            socket.tx_error = Socket::due(error);
+            return true;
+        }
+        Ok(sent) => sent,
+    };
     socket.sent_bytes(engine, &owed.bytes[..sent]);
     if sent == owed.bytes.len() {
         socket.let_out = known as u8;
@@ -210,7 +218,10 @@ pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
     match leave(engine, socket) {
         Ok(()) => {}
         // The connection is broken already: what was accepted is lost, as it would be in the kernel's own queue.
-        Err(Stop::Kernel(error)) if error != Errno::EAGAIN => socket.batch = None,
+        Err(Stop::Kernel(error)) if error != Errno::EAGAIN => {
+            socket.batch = None;
+            socket.tx_error = Socket::due(error);
+        }
         Err(_) => return doubt(engine, socket, "payload that was accepted cannot be sent"),
     }
     if let Some(owed) = socket.owed.take() {
@@ -333,7 +344,7 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     }
     let len = call.size - call.done;
     let before = anchor::next_message();
-    if known < MAGIC && !(open && anchor::may_begin(socket.role, socket.link.map(|link| link.message), before)) {
+    if known < MAGIC && !(open && may_begin(engine, socket, before)) {
         send_plain(engine, socket, call, len, false)?;
         let is_out = open && call.done == call.size && !call.only_put_back;
         socket.let_out = if is_out { known as u8 } else { 0 };
@@ -348,6 +359,12 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     Ok(())
 }
 
+/// Whether the next byte may begin a placeholder of a message below `before`.
+fn may_begin(engine: &Engine, socket: &mut Socket, before: u32) -> bool {
+    let in_tunnel = socket.is_tunnel(engine);
+    anchor::may_begin(socket.role, socket.link.map(|link| link.message), before, in_tunnel)
+}
+
 fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), Stop> {
     let anchor = anchor::lookup(mark.vpi).ok_or(Stop::Doubt("a placeholder whose payload is gone"))?;
     let (segment, offset) = anchor.verify(mark).ok_or(Stop::Doubt("a placeholder that does not verify"))?;
@@ -357,6 +374,12 @@ fn genuine(mark: &Mark) -> Result<(MutexGuard<'static, Anchor>, Segment, u64), S
 /// The next byte is the first of `segment` that has not left yet.
 fn start(socket: &mut Socket, mut anchor: MutexGuard<'static, Anchor>, segment: Segment) {
     anchor.touch();
+    if socket.link.is_none_or(|link| link.message != anchor.message) {
+        SENT.enter(anchor.message);
+        if let Some(link) = socket.link {
+            SENT.leave(link.message);
+        }
+    }
     let (by_copy, is_proven) = match socket.link {
         Some(link) if link.vpi == anchor.vpi => (link.by_copy, link.is_proven),
         _ => (!sys::is_nonblocking(socket.fd) || !sys::sigpipe_is_ignored(), false),

@@ -75,6 +75,7 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
     while call.done < call.size {
         match step(engine, socket, &mut call) {
             Step::Full => {}
+            Step::End if call.done == 0 => return end(socket),
             Step::Empty | Step::End => break,
             Step::Failed(error) if call.done == 0 => return Err(error),
             Step::Failed(Errno::EAGAIN) => break,
@@ -89,6 +90,15 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
         }
     }
     Ok(call.done)
+}
+
+/// The kernel says that the stream ends. It tells an error once, to whoever comes first: where that was the engine, because it
+/// sent what it had accepted before, a reset would look like an orderly end.
+pub(crate) fn end(socket: &mut Socket) -> sys::Result<usize> {
+    match core::mem::take(&mut socket.tx_error) {
+        0 => Ok(0),
+        error => Err(Errno::new(error.into())),
+    }
 }
 
 fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {
@@ -178,9 +188,12 @@ fn begin(engine: &Engine, socket: &mut Socket, left: u64) -> Result<(), Reason> 
     if socket.asks_route(engine) {
         return Err(Reason::RouteLearnt);
     }
-    socket.anchor = Some(anchor::open(engine, socket.role, socket.route, socket.message).ok_or(Reason::NoPipe)?);
+    let is_endless = left == UNTIL_CLOSE;
+    let anchor = anchor::open(engine, socket.role, socket.route, socket.message, is_endless);
+    socket.anchor = Some(anchor.ok_or(Reason::NoPipe)?);
+    socket.keep_message();
     // A tunnel may carry keystrokes.
-    socket.trickles = left == UNTIL_CLOSE;
+    socket.trickles = is_endless;
     Ok(())
 }
 
@@ -479,6 +492,9 @@ fn receive_unusual(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c
 
 fn receive_from_kernel(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     let n = sys::receive(socket.fd, iov, flags)?;
+    if n == 0 && iov::total(iov) > 0 && flags & libc::MSG_ERRQUEUE == 0 {
+        return end(socket);
+    }
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) != 0 {
         return Ok(n);
     }

@@ -26,6 +26,7 @@ mod ingress;
 mod iov;
 mod lifecycle;
 mod mark;
+mod messages;
 mod pipe;
 mod probes;
 mod routes;
@@ -60,7 +61,8 @@ extern "C" fn loaded() {
 }
 
 unsafe extern "C" fn before_fork() {
-    hooks::quietly(true, || batch::before_events(true));
+    // Not as before events: who forks need not be an event loop, and may wait unseen from then on.
+    batch::before_waiting();
 }
 
 unsafe extern "C" fn after_fork() {

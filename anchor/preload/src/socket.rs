@@ -5,13 +5,14 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use libc::iovec;
 use syscalls::Errno;
-use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State};
+use underdeck_protocols::{Cursor, Direction, Place, Role as ProgramRole, SpanKind, State, UNTIL_CLOSE};
 use underdeck_stats::{Block, Reason, Role};
 
 use crate::anchor::Segment;
 use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
+use crate::messages::{RECEIVED, SENT};
 use crate::{anchor, egress, iov, watch};
 
 /// One connection, behind a lock. Cells are used again, never freed.
@@ -60,6 +61,11 @@ enum Span {
     Anchored,
 }
 
+/// The message that is being received, or was the last one, is one of [`RECEIVED`].
+const KEPT: u8 = 1;
+/// Something was sent since it began: an answer.
+const ANSWERED: u8 = 2;
+
 /// What the engine knows of one connection.
 pub(crate) struct Socket {
     pub(crate) fd: i32,
@@ -77,6 +83,8 @@ pub(crate) struct Socket {
     pub(crate) expects_head: bool,
     /// It is one of [`PASSED`].
     counted: bool,
+    /// [`KEPT`], [`ANSWERED`].
+    request: u8,
     /// The message of the last span was not over with it.
     goes_on: bool,
     /// Bytes of metadata since the last span.
@@ -166,6 +174,7 @@ impl Socket {
             flows: false,
             expects_head: true,
             counted: false,
+            request: 0,
             goes_on: false,
             between: 0,
             span: Span::Outside,
@@ -248,10 +257,13 @@ impl Socket {
             // SAFETY: the kernel has just written these bytes into the application's buffer.
             let mut rest = unsafe { core::slice::from_raw_parts(address, bytes) };
             while !rest.is_empty() {
-                let role = self.program_role();
+                let (role, is_new) = (self.program_role(), !self.rx.is_inside());
                 let (kind, n) = self.rx.next(&engine.program, &mut self.state, Direction::Rx, role, rest);
                 match kind {
                     SpanKind::Metadata => {
+                        if is_new {
+                            self.request &= !ANSWERED;
+                        }
                         self.between = self.between.saturating_add(u8::try_from(n).unwrap_or(u8::MAX))
                     }
                     SpanKind::Opaque => {
@@ -318,6 +330,9 @@ impl Socket {
             self.detach(engine);
             self.goes_on = self.rx_is_inside(engine);
             self.between = 0;
+            if !self.goes_on && (self.role == Role::Connected || self.request & ANSWERED != 0) {
+                self.give_message_up();
+            }
         }
     }
 
@@ -329,6 +344,7 @@ impl Socket {
         self.span = Span::Copied;
         // A line between two chunks is shorter than any head.
         if !self.goes_on || self.between >= SHORTEST_HEAD {
+            self.give_message_up();
             self.message = anchor::new_message();
             self.copies_message = None;
         }
@@ -352,10 +368,49 @@ impl Socket {
         self.detach(engine);
     }
 
+    /// Something of its message is anchored.
+    pub(crate) fn keep_message(&mut self) {
+        if self.request & KEPT == 0 {
+            self.request |= KEPT;
+            RECEIVED.enter(self.message);
+        }
+    }
+
+    /// What nobody has begun to send of its message is not waited for.
+    fn give_message_up(&mut self) {
+        if self.request & KEPT != 0 {
+            self.request &= !KEPT;
+            RECEIVED.leave(self.message);
+        }
+    }
+
+    /// The application sends `bytes`: if it has received a request, or some of it, that is its answer, unless it only tells the
+    /// client to go on (100).
+    fn answers(&mut self, bytes: &[u8]) {
+        const INTERIM: &[u8] = b"HTTP/1.1 1";
+        if self.role == Role::Connected || self.request == ANSWERED || bytes.starts_with(INTERIM) {
+            return;
+        }
+        self.request |= ANSWERED;
+        if self.span == Span::Outside && !self.goes_on {
+            self.give_message_up();
+        }
+    }
+
     fn rx_is_inside(&mut self, engine: &Engine) -> bool {
-        let role = self.program_role();
-        self.rx.settle(&engine.program, &mut self.state, Direction::Rx, role);
+        self.rx_settle(engine);
         self.rx.is_inside()
+    }
+
+    fn rx_settle(&mut self, engine: &Engine) -> Place {
+        let role = self.program_role();
+        self.rx.settle(&engine.program, &mut self.state, Direction::Rx, role)
+    }
+
+    /// Whether there are no messages any more in either direction (CONNECT, 101).
+    pub(crate) fn is_tunnel(&mut self, engine: &Engine) -> bool {
+        const TUNNEL: Place = Place::Opaque(UNTIL_CLOSE);
+        self.tx_place(engine) == TUNNEL && self.rx_settle(engine) == TUNNEL
     }
 
     /// The span is over, or the connection is: what is anchored lives on by itself.
@@ -375,6 +430,7 @@ impl Socket {
 
     pub(crate) fn sent_bytes(&mut self, engine: &Engine, mut bytes: &[u8]) {
         self.filled(bytes.len());
+        self.answers(bytes);
         let role = self.program_role();
         while !bytes.is_empty() {
             let (kind, n) = self.tx.next(&engine.program, &mut self.state, Direction::Tx, role, bytes);
@@ -541,7 +597,9 @@ impl Socket {
             tls.inside.abandon(engine);
         }
         if let Some(link) = self.link.take() {
+            SENT.leave(link.message);
             anchor::abandon(engine, link.message);
         }
+        self.give_message_up();
     }
 }

@@ -1,7 +1,7 @@
 //! What waits, and when it leaves, over loopback.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,10 +15,16 @@ fn client() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
+fn datagrams() -> (UdpSocket, UdpSocket) {
+    let [from, to] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket"));
+    from.connect(to.local_addr().expect("its address")).expect("connected");
+    (from, to)
+}
+
 #[test]
 fn nothing_waits_while_the_thread_waits_for_something_else() {
     type Wait = (&'static str, fn(&TcpStream));
-    let ways: [Wait; 10] = [
+    let ways: [Wait; 12] = [
         // SAFETY: there are no descriptors, or they live.
         ("poll", |_| unsafe {
             libc::poll(core::ptr::null_mut(), 0, 1);
@@ -48,6 +54,16 @@ fn nothing_waits_while_the_thread_waits_for_something_else() {
             libc::waitpid(libc::getpid(), core::ptr::null_mut(), 0);
         }),
         ("pthread_join", |_| std::thread::spawn(|| {}).join().expect("no panic")),
+        ("recv of a datagram", |_| {
+            let (from, to) = datagrams();
+            from.send(b"x").expect("room");
+            assert_eq!(to.recv(&mut [0]).expect("a datagram"), 1);
+        }),
+        ("recvfrom of a datagram", |_| {
+            let (from, to) = datagrams();
+            from.send(b"x").expect("room");
+            assert_eq!(to.recv_from(&mut [0]).expect("a datagram").0, 1);
+        }),
         ("recv", |blocking| {
             { blocking }.read_exact(&mut [0]).expect("a byte");
         }),
@@ -215,6 +231,64 @@ fn what_is_left_over_from_full_packets_leaves_although_nothing_follows() {
         });
         assert_eq!(looks.count(), if waits > 0 { 0 } else { usize::from(LOOKS_OF_A_TAIL) });
         testing::until("all of it", || testing::unread(&client) == accepted);
+    }
+}
+
+/// A thread that waits in ways that the library does not see, as for another thread.
+fn forks_and_sends() {
+    let (client, mut server) = client();
+    assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+    server.set_nonblocking(true).expect("set");
+    let testing::Begun { mut near, far: _far, mut had, .. } = testing::begun(Some(testing::set()));
+    let mut pieces = vec![[0; 8192]; 3];
+    for piece in &mut pieces {
+        near.read_exact(piece).expect("there is more");
+        had.extend_from_slice(piece);
+    }
+    let sent = had.len() - 3 * 8192;
+    let thread = std::thread::spawn(move || {
+        // SAFETY: the child ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no pointers.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+        server.write_all(&had[..sent]).expect("taken");
+        had[sent..].chunks(8192).for_each(|piece| server.write_all(piece).expect("taken"));
+        let fd = server.as_raw_fd();
+        let waits = table::socket(fd).and_then(|cell| cell.with(fd, |it| it.batch.is_some()));
+        (server, had.len(), waits)
+    });
+    let (_server, accepted, waits) = thread.join().expect("no panic");
+    assert_eq!(waits, Some(false));
+    testing::until("all of it", || testing::unread(&client) == accepted);
+}
+
+#[test]
+fn a_thread_that_forks_is_no_event_loop_for_that() {
+    testing::alone("batch::tests::a_thread_that_forks_is_no_event_loop_for_that", forks_and_sends);
+}
+
+#[test]
+fn a_reset_that_a_batch_meets_is_no_orderly_end_for_who_reads() {
+    type Meeting = (&'static str, fn(&TcpStream));
+    let meetings: [Meeting; 2] = [
+        ("a loop that waits", |_| drop(testing::events(testing::set(), 1))),
+        ("a half-close", |server| server.shutdown(Shutdown::Write).unwrap_or_default()),
+    ];
+    for (how, meet) in meetings {
+        let (mut client, mut server) = client();
+        let (_near, _far, _) = testing::batched(&mut server);
+        client.write_all(b"GET").expect("sent");
+        sys::reset(client.as_raw_fd());
+        meet(&server);
+        let mut bytes = [0; 8];
+        assert_eq!(server.read(&mut bytes).ok(), Some(3), "{how}: it came before");
+        let next = server.read(&mut bytes).map_err(|error| error.kind());
+        assert_eq!(next, Err(ErrorKind::ConnectionReset), "{how}");
+        assert_eq!(server.read(&mut bytes).ok(), Some(0), "{how}: an error is told once");
     }
 }
 

@@ -82,6 +82,13 @@ fn from_ahead(cell: &'static Cell, fd: c_int, iov: &[iovec], flags: c_int) -> Op
     on(cell, fd, |engine, socket| ingress::unread(engine, socket, iov, flags).unwrap_or(Err(Errno::EAGAIN)))
 }
 
+/// A socket that is not followed may keep the thread waiting, as that of a name server or a log.
+fn before_waiting(flags: c_int) {
+    if flags & libc::MSG_DONTWAIT == 0 {
+        batch::before_waiting();
+    }
+}
+
 /// # Safety
 /// As read(2).
 #[unsafe(no_mangle)]
@@ -135,6 +142,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, size: size_t, flag
     {
         return n;
     }
+    before_waiting(flags);
     next!(recv(fd => c_int, buffer => *mut c_void, size => size_t, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -154,6 +162,7 @@ pub unsafe extern "C" fn __recv_chk(
     {
         return n;
     }
+    before_waiting(flags);
     next!(__recv_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t, flags => c_int) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -184,6 +193,7 @@ pub unsafe extern "C" fn recvfrom(
         }
         cell.with(fd, Socket::pass);
     }
+    before_waiting(flags);
     next!(recvfrom(fd => c_int, buffer => *mut c_void, size => size_t, flags => c_int, from => *mut sockaddr, from_length => *mut socklen_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -203,6 +213,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
         // SAFETY: the caller's promise.
         return unsafe { recvfrom(fd, buffer, size, flags, from, from_length) };
     }
+    before_waiting(flags);
     next!(__recvfrom_chk(fd => c_int, buffer => *mut c_void, size => size_t, room => size_t, flags => c_int, from => *mut sockaddr, from_length => *mut socklen_t) -> ssize_t, fail(Errno::ENOSYS))
 }
 
@@ -219,6 +230,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     {
         return n;
     }
+    before_waiting(flags);
     let n = next!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t, fail(Errno::ENOSYS));
     // SAFETY: the kernel has just filled it in.
     if let (0.., Some(header)) = (n, unsafe { message.as_ref() }) {
@@ -272,6 +284,9 @@ unsafe fn receive_with_control(
     }
     // SAFETY: the caller's promise.
     let n = unsafe { sys::recvmsg(socket.fd, header, flags) }?;
+    if n == 0 && iov::total(list) > 0 && flags & libc::MSG_ERRQUEUE == 0 {
+        return ingress::end(socket);
+    }
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         socket.received(engine, list, 0, n, underdeck_stats::Reason::CallFlags);
     }
@@ -297,6 +312,7 @@ pub unsafe extern "C" fn recvmmsg(
         first.msg_len = c_uint::try_from(n).unwrap_or(0);
         return if n < 0 { -1 } else { 1 };
     }
+    before_waiting(flags);
     next!(recvmmsg(fd => c_int, messages => *mut mmsghdr, count => c_uint, flags => c_int, timeout => *mut timespec) -> c_int, fail(Errno::ENOSYS) as c_int)
 }
 
@@ -322,6 +338,12 @@ pub unsafe extern "C" fn splice(
         return moved.unwrap_or_else(|| fail(Errno::EAGAIN));
     }
     let n = next!(splice(from => c_int, from_offset => *mut off64_t, to => c_int, to_offset => *mut off64_t, size => size_t, flags => c_uint) -> ssize_t, fail(Errno::ENOSYS));
+    if n == 0
+        && size > 0
+        && let Entry::Socket(cell) = table::entry(from)
+    {
+        return on(cell, from, |_, socket| ingress::end(socket)).unwrap_or(n);
+    }
     if let Ok(moved) = usize::try_from(n)
         && moved > 0
     {

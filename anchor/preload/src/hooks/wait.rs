@@ -18,7 +18,7 @@ const LOOK_MS: c_int = 50;
 /// How long a wait may be before the engine looks again for payload that nobody sends, ms.
 const SLICE_MS: c_int = 1000;
 
-/// Waits for `set` by way of `wait(ms)`, in slices while there is something that may have to be done meanwhile.
+/// Waits for `set` by way of `wait(ms, most)`, in slices while there is something that may have to be done meanwhile.
 ///
 /// # Safety
 /// `events` must have room for `most` events.
@@ -27,7 +27,7 @@ unsafe fn wait_by(
     events: *mut epoll_event,
     most: c_int,
     timeout: c_int,
-    wait: impl Fn(c_int) -> c_int,
+    wait: impl Fn(c_int, c_int) -> c_int,
 ) -> c_int {
     let mut left = timeout;
     loop {
@@ -38,7 +38,9 @@ unsafe fn wait_by(
         let has_left = quietly(true, || batch::before_events(left != 0));
         let slice = match quietly(Look::Nothing, || ahead::before_events(set)) {
             Look::Due => {
-                let n = wait(0);
+                // However much the kernel reports, there is room for what it does not.
+                let of_kernel = if most == 1 { c_int::from(ahead::is_kernels_turn(set)) } else { most - 1 };
+                let n = if most > 0 && of_kernel == 0 { 0 } else { wait(0, of_kernel) };
                 let (Ok(count), Ok(room)) = (usize::try_from(n), usize::try_from(most)) else { return n };
                 // SAFETY: the caller's promise, and the kernel took the pointer.
                 let events = unsafe { core::slice::from_raw_parts_mut(events, room) };
@@ -59,7 +61,7 @@ unsafe fn wait_by(
             Look::Nothing => c_int::MAX,
         };
         let is_last = slice == c_int::MAX || (0..=slice).contains(&left);
-        let n = wait(if is_last { left } else { slice });
+        let n = wait(if is_last { left } else { slice }, most);
         if n < 0 || (n == 0 && is_last) {
             return n;
         }
@@ -80,7 +82,7 @@ unsafe fn wait_by(
 /// As epoll_wait(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-    let wait = |timeout| next!(epoll_wait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
+    let wait = |timeout, most| next!(epoll_wait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
     // SAFETY: the caller's promise.
     unsafe { wait_by(fd, events, most, timeout, wait) }
 }
@@ -95,7 +97,7 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const c_void,
 ) -> c_int {
-    let wait = |timeout| next!(epoll_pwait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int, mask => *const c_void) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
+    let wait = |timeout, most| next!(epoll_pwait(fd => c_int, events => *mut epoll_event, most => c_int, timeout => c_int, mask => *const c_void) -> c_int, fail(syscalls::Errno::ENOSYS) as c_int);
     // SAFETY: the caller's promise.
     unsafe { wait_by(fd, events, most, timeout, wait) }
 }
@@ -112,7 +114,7 @@ pub unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let whole = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
-    let wait = |ms: c_int| {
+    let wait = |ms: c_int, most| {
         let part = timespec { tv_sec: (ms / 1000).into(), tv_nsec: (ms % 1000 * 1_000_000).into() };
         // What is waited for as asked for is as exact as it was asked for.
         let timeout = if ms == whole { timeout } else { &raw const part };
@@ -318,6 +320,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_long) ->
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::fd::AsRawFd;
 
     use super::*;
@@ -335,6 +338,32 @@ mod tests {
             testing::control(set, libc::EPOLL_CTL_MOD, fd, once);
             assert_eq!(testing::events(set, 1000), [(IN, fd as u64)]);
             assert_eq!(testing::events(set, 0), [], "somebody else has it by now");
+        }
+    }
+
+    #[test]
+    fn what_was_read_ahead_is_reported_however_much_else_there_is() {
+        for room in [1, 2, 3] {
+            let set = testing::set();
+            let ahead: Vec<_> = (0..2).map(|_| testing::ahead(Some(set))).collect();
+            let others: Vec<_> = (0..4).map(|_| testing::pair()).collect();
+            for (near, far) in &others {
+                let mut far = far;
+                far.write_all(b"HTTP/1.1").expect("sent");
+                testing::until("it has arrived", || testing::unread(near) > 0);
+                testing::control(set, libc::EPOLL_CTL_ADD, near.as_raw_fd(), libc::EPOLLIN);
+            }
+            let mut seen = std::collections::BTreeSet::new();
+            for _ in 0..20 {
+                let mut events = [epoll_event { events: 0, u64: 0 }; 3];
+                // SAFETY: there is room for as many events as is said.
+                let n = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), room, 1000) };
+                assert!((1..=room).contains(&n), "{room}: {n}");
+                seen.extend(events[..n as usize].iter().map(|it| { it.u64 } as c_int));
+            }
+            let all = ahead.iter().map(|it| &it.0).chain(others.iter().map(|it| &it.0));
+            let unseen: Vec<c_int> = all.map(AsRawFd::as_raw_fd).filter(|fd| !seen.contains(fd)).collect();
+            assert!(unseen.is_empty(), "{room}: {unseen:?} of {seen:?}");
         }
     }
 
