@@ -206,7 +206,8 @@ pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32) -> bool {
         may_come && it.segments.iter().any(|segment| segment.taken == 0)
     };
     // One that somebody is at work on may be it.
-    let may_be = |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
+    let may_be =
+        |slot: &Mutex<Anchor>| slot.try_lock().map_or_else(|busy| matches!(busy, WouldBlock), |it| is_one(&it));
     OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 
@@ -338,7 +339,7 @@ impl Anchor {
 
     /// Takes the first bytes that [`Anchor::receive`] brought, and that have not been entered, out of the pipe again.
     pub(crate) fn take_back(&mut self, engine: &Engine, to: &mut [u8]) -> Result<(), Refusal> {
-        self.reach(engine, self.tail)?;
+        self.reach(engine, self.tail, Reason::ExitOther)?;
         let mut done = 0;
         while done < to.len() {
             let rest = &mut to[done..];
@@ -395,7 +396,7 @@ impl Anchor {
         more: bool,
         flags: c_int,
     ) -> Result<usize, Refusal> {
-        self.reach(engine, offset)?;
+        self.reach(engine, offset, Reason::ExitOther)?;
         let sent = if offset < self.pipe_head {
             let spill = self.spill_at(offset).ok_or(Refusal::Gone)?;
             let from = (offset - spill.offset) as usize;
@@ -417,6 +418,22 @@ impl Anchor {
         Ok(sent)
     }
 
+    /// As [`Anchor::forward`], by way of memory: for a socket that takes no splices.
+    pub(crate) fn forward_copied(
+        &mut self,
+        engine: &Engine,
+        offset: u64,
+        len: usize,
+        to: c_int,
+        more: bool,
+        flags: c_int,
+    ) -> Result<usize, Refusal> {
+        let end = offset + len as u64;
+        engine.routes.materialised(self.route, end.saturating_sub(self.pipe_head.max(offset)) as usize);
+        self.reach(engine, end, Reason::ExitUnspliceable)?;
+        self.forward(engine, offset, len, to, more, flags)
+    }
+
     /// Copies `len` bytes from `offset` on into the application's memory: the placeholder becomes the payload.
     ///
     /// # Safety
@@ -433,7 +450,7 @@ impl Anchor {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            self.reach(engine, at)?;
+            self.reach(engine, at, Reason::ExitOther)?;
             let copied = if at < self.pipe_head {
                 let spill = self.spill_at(at).ok_or(Refusal::Gone)?;
                 let from = (at - spill.offset) as usize;
@@ -460,7 +477,7 @@ impl Anchor {
     }
 
     /// Takes bytes that stand before `offset` out of the pipe, for those who ask for them later.
-    fn reach(&mut self, engine: &Engine, offset: u64) -> Result<(), Refusal> {
+    fn reach(&mut self, engine: &Engine, offset: u64, why: Reason) -> Result<(), Refusal> {
         if offset <= self.pipe_head {
             return Ok(());
         }
@@ -479,7 +496,7 @@ impl Anchor {
                 n => done += n,
             }
         }
-        engine.stats.materialised(self.role, Reason::ExitOther, missing as u64);
+        engine.stats.materialised(self.role, why, missing as u64);
         self.spilled.push(Spill { offset: self.pipe_head, bytes });
         self.pipe_head = offset;
         Ok(())

@@ -117,7 +117,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         return true;
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
-        egress::flush(engine, &mut socket);
+        egress::flush(engine, &mut socket, true);
         if socket.ahead > 0 {
             // As the kernel does where bytes were not read (RFC 9293, section 3.6).
             sys::reset(fd);
@@ -166,7 +166,7 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
 pub(crate) fn shared(fd: c_int) {
     if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
         cell.with(fd, |socket| {
-            egress::flush(engine, socket);
+            egress::flush(engine, socket, false);
             socket.copies = Some(Reason::CallFlags);
             if socket.ahead > 0 {
                 // What was taken from the socket cannot be put back, and who reads on would miss it unawares.
@@ -179,7 +179,7 @@ pub(crate) fn shared(fd: c_int) {
 /// The sending side is about to be shut down.
 pub(crate) fn shutting_down(fd: c_int) {
     if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
-        cell.with(fd, |socket| egress::flush(engine, socket));
+        cell.with(fd, |socket| egress::flush(engine, socket, true));
     }
 }
 

@@ -500,7 +500,8 @@ impl Socket {
     }
 
     /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
-    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call.
+    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call. None where
+    /// metadata comes first.
     pub(crate) fn payload_ahead(
         &mut self,
         engine: &Engine,
@@ -508,6 +509,30 @@ impl Socket {
         from: usize,
         len: usize,
         to: &mut [u8],
+    ) -> (usize, bool) {
+        self.collect(engine, iov, from, len, to, false)
+    }
+
+    /// As [`Socket::payload_ahead`], over metadata that comes first as well.
+    pub(crate) fn payload_among(
+        &mut self,
+        engine: &Engine,
+        iov: &[iovec],
+        from: usize,
+        len: usize,
+        to: &mut [u8],
+    ) -> (usize, bool) {
+        self.collect(engine, iov, from, len, to, true)
+    }
+
+    fn collect(
+        &mut self,
+        engine: &Engine,
+        iov: &[iovec],
+        from: usize,
+        len: usize,
+        to: &mut [u8],
+        skips: bool,
     ) -> (usize, bool) {
         self.tx_place(engine);
         let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
@@ -519,7 +544,7 @@ impl Socket {
                 let (kind, n) = tx.next(&engine.program, &mut state, Direction::Tx, self.program_role(), rest);
                 let n = n.min(rest.len());
                 match kind {
-                    SpanKind::Metadata if have == 0 => return (0, true),
+                    SpanKind::Metadata if have == 0 && !skips => return (0, true),
                     SpanKind::Metadata => {}
                     SpanKind::Opaque | SpanKind::Passed => {
                         let taken = n.min(to.len() - have);
