@@ -21,7 +21,7 @@ use underdeck_stats::{Block, Gauge, Reason, Role};
 use crate::engine::Engine;
 use crate::mark::{Mark, STRIDE, Secret, Vpi};
 use crate::pipe::Chain;
-use crate::sys;
+use crate::{socket, sys};
 
 const SLOTS: usize = 1 << 16;
 
@@ -211,13 +211,22 @@ pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32) -> bool {
     OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 
+/// Whether a message has segments of which nothing has left.
+pub(crate) fn is_unsent(message: u32) -> bool {
+    let is_one = |it: &Anchor| it.message == message && it.segments.iter().any(|segment| segment.taken == 0);
+    slots().any(|slot| slot.try_lock().is_ok_and(|it| is_one(&it)))
+}
+
 /// Whether an anchor waits for somebody to send it.
 pub(crate) fn any_detached() -> bool {
     DETACHED_COUNT.load(Ordering::Relaxed) != 0
 }
 
+/// How many that nobody has begun to send are kept for connections that take no more at the moment.
+const AWAITED_MOST: usize = 64;
+
 /// Closes detached anchors that nobody has begun to send within the grace period, nor anything else of the same message:
-/// the connection that they were for is gone. Those of which a connection has begun to send are closed with it.
+/// the connection that they were for is gone, unless one takes no more at the moment. Those of which a connection has begun to send are closed with it.
 pub(crate) fn reap(engine: &Engine) {
     if !any_detached() {
         return;
@@ -233,7 +242,8 @@ pub(crate) fn reap(engine: &Engine) {
         detached.pop_front();
         if let Some(mut anchor) = lookup(vpi) {
             let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed);
-            if anchor.touched || active + engine.config.grace_s >= now {
+            let is_awaited = socket::is_other_side_full(anchor.role) && detached.len() < AWAITED_MOST;
+            if anchor.touched || is_awaited || active + engine.config.grace_s >= now {
                 detached.push_back((vpi, now));
             } else {
                 anchor.close(engine);

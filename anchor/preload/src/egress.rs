@@ -55,6 +55,15 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         doubt(engine, socket, COMPLETED);
         return Err(Errno::ECONNRESET);
     }
+    let result = transmit_some(engine, socket, iov, flags);
+    socket.note_full(match result {
+        Ok(n) => n < iov::total(iov),
+        Err(error) => error == Errno::EAGAIN,
+    });
+    result
+}
+
+fn transmit_some(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     if !anchor::any_open() && socket.link.is_none() && socket.owed.is_none() {
         let n = sys::send(socket.fd, iov, flags)?;
         socket.sent(engine, iov, 0, n);
@@ -116,12 +125,13 @@ fn suspicion(engine: &Engine, socket: &mut Socket, owed: &mut Owed) -> (usize, b
     (known, known == MAGIC || anchor::may_begin(socket.role, message, owed.before))
 }
 
-/// What is held back, when nothing follows it any more: not what is a mark, nor what may be one where the peer misses the rest
-/// of the message anyway.
+/// What is held back, when nothing follows it any more: not what is a mark, nor what may be one where the program gives the
+/// message up.
 pub(crate) fn last_owed(engine: &Engine, socket: &mut Socket) -> Option<Vec<u8>> {
     let mut owed = socket.owed.take()?;
     let (known, may_be) = suspicion(engine, socket, &mut owed);
-    let is_missed = known == MAGIC || socket.tx_place(engine) != Place::Opaque(UNTIL_CLOSE);
+    let has_end = socket.tx_place(engine) != Place::Opaque(UNTIL_CLOSE);
+    let is_missed = known == MAGIC || has_end || socket.link.is_some_and(|link| anchor::is_unsent(link.message));
     (!may_be || !is_missed).then_some(owed.bytes)
 }
 
@@ -600,6 +610,8 @@ fn send_copied(
 
 #[cfg(test)]
 mod cuts;
+#[cfg(test)]
+mod parts;
 
 #[cfg(test)]
 mod tests {

@@ -37,6 +37,10 @@ pub(crate) struct Link {
 /// nothing that might leave there is anchored.
 static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
+/// Connections by role to which the application could not send all that it wanted to: what they get next may have been received
+/// long before.
+static FULL: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
@@ -103,6 +107,8 @@ pub(crate) struct Socket {
     /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
     pub(crate) tls: Option<Box<crate::tls::Tls>>,
     pub(crate) owed: Option<Box<Owed>>,
+    /// It is one of [`FULL`].
+    is_full: bool,
     /// Bytes of the beginning of a mark that were sent as they are, because no mark could begin there.
     pub(crate) let_out: u8,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
@@ -112,6 +118,16 @@ pub(crate) struct Socket {
 
 // The promise is 256 bytes for an idle connection: this, the lock and the entries in the tables.
 const _: () = assert!(size_of::<Cell>() + size_of::<usize>() + watch::BYTES <= 256);
+
+/// Whether a connection on which what was received by `role` may leave takes no more at the moment.
+pub(crate) fn is_other_side_full(role: Role) -> bool {
+    FULL[1 - role as usize].load(Ordering::Relaxed) > 0
+}
+
+/// In the child of a fork: the connections are the parent's.
+pub(crate) fn forget_counts() {
+    PASSED.iter().chain(&FULL).for_each(|count| count.store(0, Ordering::Relaxed));
+}
 
 impl Cell {
     pub(crate) const fn placeholder() -> Self {
@@ -182,6 +198,7 @@ impl Socket {
             batch: None,
             tls: None,
             owed: None,
+            is_full: false,
             let_out: 0,
             rx_error: 0,
             tx_error: 0,
@@ -234,6 +251,20 @@ impl Socket {
     pub(crate) fn uncount_pass(&mut self) {
         if core::mem::take(&mut self.counted) {
             PASSED[self.role as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the application has more to send than the kernel takes.
+    #[inline]
+    pub(crate) fn note_full(&mut self, is_full: bool) {
+        if self.is_full != is_full {
+            self.is_full = is_full;
+            let full = &FULL[self.role as usize];
+            if is_full {
+                full.fetch_add(1, Ordering::Relaxed)
+            } else {
+                full.fetch_sub(1, Ordering::Relaxed)
+            };
         }
     }
 
@@ -562,6 +593,7 @@ impl Socket {
     /// The connection is being closed: what was being sent on it, and was not sent, never will be.
     pub(crate) fn abandon(&mut self, engine: &Engine) {
         self.uncount_pass();
+        self.note_full(false);
         if let Some(mut tls) = self.tls.take() {
             tls.inside.abandon(engine);
         }
