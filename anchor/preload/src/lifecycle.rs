@@ -299,6 +299,29 @@ mod tests {
         }
     }
 
+    fn forks() {
+        let (near, _far) = testing::pair();
+        { &near }.write_all(b"\0no HTTP").expect("sent");
+        let uploads = Socket::new(Role::Accepted, 0, None);
+        assert!(uploads.may_leave_unseen(), "otherwise this would test nothing");
+        // SAFETY: the child only looks, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(c_int::from(uploads.may_leave_unseen())) };
+        }
+        let mut status = -1;
+        // SAFETY: the kernel writes one int.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn the_child_of_a_fork_does_not_count_the_connections_of_its_parent() {
+        let name = "lifecycle::tests::the_child_of_a_fork_does_not_count_the_connections_of_its_parent";
+        testing::alone(name, forks);
+    }
+
     #[test]
     fn a_connection_that_is_passed_on_is_whole() {
         let (near, mut far) = testing::pair();
