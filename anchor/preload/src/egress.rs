@@ -374,6 +374,10 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
         socket.let_out = if is_out { known as u8 } else { 0 };
         return Ok(());
     }
+    // What is accepted must be bound to leave, whatever comes: the kernel tells the application when there is room.
+    if !call.only_put_back && !sys::has_room(socket.fd) {
+        return Err(Stop::Kernel(Errno::EAGAIN));
+    }
     // A thread that waits although nothing follows shows that it is no mark.
     batch::remember(socket.fd);
     let mut owed = Owed { bytes: vec![0; len], before };

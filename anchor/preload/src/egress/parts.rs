@@ -69,15 +69,22 @@ fn half_put_back() {
     drop(writer.join().expect("no panic"));
 }
 
+/// A client, and the proxy's end of its connection, on which a body has begun that ends with it.
+fn until_close() -> (TcpStream, TcpStream) {
+    let (mut client, mut server) = testing::pair();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
+    assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
+    server.set_nonblocking(true).expect("set");
+    let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+    server.write_all(head).expect("accepted");
+    client.read_exact(&mut vec![0; head.len()]).expect("received");
+    (client, server)
+}
+
 /// The same where only the end of the connection ends the message, of which some has left.
 fn cut_and_closed_until_close() {
     for known in 1..MARK {
-        let (mut client, mut server) = testing::pair();
-        client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
-        assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
-        server.set_nonblocking(true).expect("set");
-        let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
-        server.write_all(head).expect("accepted");
+        let (mut client, mut server) = until_close();
         let (mut near, _far, got, placeholder) = held();
         server.write_all(&placeholder).expect("accepted");
         let mut next = [0; 1000];
@@ -86,8 +93,28 @@ fn cut_and_closed_until_close() {
         drop(server);
         let mut seen = Vec::new();
         let _ = client.read_to_end(&mut seen);
-        assert!(seen == [&head[..], &testing::body(got, placeholder.len())].concat(), "{known}: {}", seen.len());
+        assert!(seen == testing::body(got, placeholder.len()), "{known}: {}", seen.len());
     }
+}
+
+/// A byte that looks like the beginning of a mark, for a client that takes nothing more, and then the end.
+fn last_byte_of_a_full_client() {
+    let (mut client, mut server) = until_close();
+    let _held @ (_, _, _, placeholder) = &held();
+    let mut accepted = 0;
+    while let Ok(n) = server.write(&[b'x'; 65_536]) {
+        accepted += n;
+    }
+    accepted += server.write(&placeholder[..1]).unwrap_or(0);
+    server.set_nonblocking(false).expect("set");
+    let reader = std::thread::spawn(move || std::io::copy(&mut client, &mut std::io::sink()));
+    drop(server);
+    assert_eq!(reader.join().expect("no panic").expect("an orderly end"), accepted as u64);
+}
+
+#[test]
+fn what_was_accepted_for_a_full_client_arrives() {
+    testing::alone("egress::parts::what_was_accepted_for_a_full_client_arrives", last_byte_of_a_full_client);
 }
 
 #[test]
