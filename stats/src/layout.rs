@@ -28,7 +28,7 @@ include!(concat!(env!("OUT_DIR"), "/reasons.rs"));
 
 /// Who opened the connection that payload was received on; the number is `enum ud_role`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
+#[repr(u8)]
 pub enum Role {
     /// The process accepted it: payload of requests (uploads).
     Accepted = 0,

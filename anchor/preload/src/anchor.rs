@@ -22,7 +22,7 @@ use crate::engine::Engine;
 use crate::mark::{Mark, STRIDE, Secret, Vpi};
 use crate::messages::{RECEIVED, SENT};
 use crate::pipe::Chain;
-use crate::sys;
+use crate::{socket, sys};
 
 const SLOTS: usize = 1 << 16;
 
@@ -224,14 +224,23 @@ pub(crate) fn may_begin(role: Role, message: Option<u32>, limit: u32, in_tunnel:
     OPEN.load(Ordering::Acquire) != 0 && slots().any(may_be)
 }
 
+/// Whether a message has segments of which nothing has left.
+pub(crate) fn is_unsent(message: u32) -> bool {
+    let is_one = |it: &Anchor| it.message == message && it.segments.iter().any(|segment| segment.taken == 0);
+    slots().any(|slot| slot.try_lock().is_ok_and(|it| is_one(&it)))
+}
+
 /// Whether an anchor waits for somebody to send it.
 pub(crate) fn any_detached() -> bool {
     DETACHED_COUNT.load(Ordering::Relaxed) != 0
 }
 
+/// How many that nobody has begun to send are kept for connections that take no more at the moment.
+const AWAITED_MOST: usize = 64;
+
 /// Closes detached anchors that nobody has begun to send within the grace period, nor anything else of the same message, if it
-/// was received to its end (a request: and answered): the connection that they were for is gone. Those of which a connection
-/// has begun to send are closed with it.
+/// was received to its end (a request: and answered): the connection that they were for is gone, unless one takes no more at
+/// the moment. Those of which a connection has begun to send are closed with it.
 pub(crate) fn reap(engine: &Engine) {
     if !any_detached() {
         return;
@@ -247,8 +256,9 @@ pub(crate) fn reap(engine: &Engine) {
         detached.pop_front();
         if let Some(mut anchor) = lookup(vpi) {
             let active = ACTIVE[anchor.message as usize % ACTIVE.len()].load(Ordering::Relaxed);
-            let is_wanted = anchor.touched || SENT.has(anchor.message) || RECEIVED.has(anchor.message);
-            if is_wanted || active + engine.config.grace_s >= now {
+            let is_under_way = anchor.touched || SENT.has(anchor.message) || RECEIVED.has(anchor.message);
+            let is_awaited = || socket::is_other_side_full(anchor.role) && detached.len() < AWAITED_MOST;
+            if is_under_way || is_awaited() || active + engine.config.grace_s >= now {
                 detached.push_back((vpi, now));
             } else {
                 anchor.close(engine);
@@ -357,7 +367,7 @@ impl Anchor {
 
     /// Takes the first bytes that [`Anchor::receive`] brought, and that have not been entered, out of the pipe again.
     pub(crate) fn take_back(&mut self, engine: &Engine, to: &mut [u8]) -> Result<(), Refusal> {
-        self.reach(engine, self.tail)?;
+        self.reach(engine, self.tail, Reason::ExitOther)?;
         let mut done = 0;
         while done < to.len() {
             let rest = &mut to[done..];
@@ -414,7 +424,7 @@ impl Anchor {
         more: bool,
         flags: c_int,
     ) -> Result<usize, Refusal> {
-        self.reach(engine, offset)?;
+        self.reach(engine, offset, Reason::ExitOther)?;
         let sent = if offset < self.pipe_head {
             let spill = self.spill_at(offset).ok_or(Refusal::Gone)?;
             let from = (offset - spill.offset) as usize;
@@ -436,6 +446,22 @@ impl Anchor {
         Ok(sent)
     }
 
+    /// As [`Anchor::forward`], by way of memory: for a socket that takes no splices.
+    pub(crate) fn forward_copied(
+        &mut self,
+        engine: &Engine,
+        offset: u64,
+        len: usize,
+        to: c_int,
+        more: bool,
+        flags: c_int,
+    ) -> Result<usize, Refusal> {
+        let end = offset + len as u64;
+        engine.routes.materialised(self.route, end.saturating_sub(self.pipe_head.max(offset)) as usize);
+        self.reach(engine, end, Reason::ExitUnspliceable)?;
+        self.forward(engine, offset, len, to, more, flags)
+    }
+
     /// Copies `len` bytes from `offset` on into the application's memory: the placeholder becomes the payload.
     ///
     /// # Safety
@@ -452,7 +478,7 @@ impl Anchor {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            self.reach(engine, at)?;
+            self.reach(engine, at, Reason::ExitOther)?;
             let copied = if at < self.pipe_head {
                 let spill = self.spill_at(at).ok_or(Refusal::Gone)?;
                 let from = (at - spill.offset) as usize;
@@ -479,7 +505,7 @@ impl Anchor {
     }
 
     /// Takes bytes that stand before `offset` out of the pipe, for those who ask for them later.
-    fn reach(&mut self, engine: &Engine, offset: u64) -> Result<(), Refusal> {
+    fn reach(&mut self, engine: &Engine, offset: u64, why: Reason) -> Result<(), Refusal> {
         if offset <= self.pipe_head {
             return Ok(());
         }
@@ -498,7 +524,7 @@ impl Anchor {
                 n => done += n,
             }
         }
-        engine.stats.materialised(self.role, Reason::ExitOther, missing as u64);
+        engine.stats.materialised(self.role, why, missing as u64);
         self.spilled.push(Spill { offset: self.pipe_head, bytes });
         self.pipe_head = offset;
         Ok(())

@@ -9,7 +9,7 @@ use std::sync::MutexGuard;
 
 use libc::{c_int, iovec};
 use syscalls::Errno;
-use underdeck_protocols::Place;
+use underdeck_protocols::{Place, UNTIL_CLOSE};
 use underdeck_stats::{Reason, Role};
 
 use crate::anchor::{self, Anchor, Refusal, Segment, UNMARKED_MOST};
@@ -52,10 +52,19 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
         return Err(Errno::new(core::mem::take(&mut socket.tx_error).into()));
     }
     socket.expects_head = true;
-    if socket.let_out > 0 && completes_a_mark(engine, socket, iov) {
-        doubt(engine, socket, "a placeholder whose payload is gone");
+    if completes_a_mark(engine, socket, iov, 0) {
+        doubt(engine, socket, COMPLETED);
         return Err(Errno::ECONNRESET);
     }
+    let result = transmit_some(engine, socket, iov, flags);
+    socket.note_full(match result {
+        Ok(n) => n < iov::total(iov),
+        Err(error) => error == Errno::EAGAIN,
+    });
+    result
+}
+
+fn transmit_some(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags: c_int) -> sys::Result<usize> {
     if !anchor::any_open() && socket.link.is_none() && socket.owed.is_none() {
         let n = sys::send(socket.fd, iov, flags)?;
         socket.sent(engine, iov, 0, n);
@@ -67,12 +76,19 @@ pub(crate) fn transmit(engine: &Engine, socket: &mut Socket, iov: &[iovec], flag
     }
 }
 
-/// Whether the bytes that were let out were the beginning of a mark after all: `iov` has the rest of its magic.
+const COMPLETED: &str = "a placeholder whose payload is gone";
+
+/// Whether the bytes that were let out were the beginning of a mark after all: `iov` has the rest of its magic, from byte `from` on.
+#[inline]
+fn completes_a_mark(engine: &Engine, socket: &mut Socket, iov: &[iovec], from: usize) -> bool {
+    socket.let_out > 0 && goes_on(engine, socket, iov, from)
+}
+
 #[cold]
-fn completes_a_mark(engine: &Engine, socket: &mut Socket, iov: &[iovec]) -> bool {
+fn goes_on(engine: &Engine, socket: &mut Socket, iov: &[iovec], from: usize) -> bool {
     let out = usize::from(core::mem::take(&mut socket.let_out));
     let mut bytes = [0; MAGIC];
-    let (known, _) = socket.payload_ahead(engine, iov, 0, iov::total(iov), &mut bytes[out..]);
+    let (known, _) = socket.payload_among(engine, iov, from, iov::total(iov) - from, &mut bytes[out..]);
     if !engine.magic.goes_on(out, &bytes[out..out + known]) {
         return false;
     }
@@ -83,13 +99,10 @@ fn completes_a_mark(engine: &Engine, socket: &mut Socket, iov: &[iovec]) -> bool
 /// The application is about to wait: what is held back on its account leaves if no mark can begin there. False: one still can.
 pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
     let Some(mut owed) = socket.owed.take() else { return true };
-    let (mut bytes, iov) =
-        ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
-    let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
-    let is_one = known == MAGIC;
-    if is_one || may_begin(engine, socket, owed.before) {
+    let (known, may_be) = suspicion(engine, socket, &mut owed);
+    if may_be {
         socket.owed = Some(owed);
-        return is_one;
+        return known == MAGIC;
     }
     let sent = match sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
         Err(Errno::EAGAIN) => 0,
@@ -107,6 +120,24 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
     owed.bytes.drain(..sent);
     socket.owed = Some(owed);
     false
+}
+
+/// How many of the first bytes of a mark stand in what is held back, and whether they may be those of one.
+fn suspicion(engine: &Engine, socket: &mut Socket, owed: &mut Owed) -> (usize, bool) {
+    let (mut bytes, iov) =
+        ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
+    let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
+    (known, known == MAGIC || may_begin(engine, socket, owed.before))
+}
+
+/// What is held back, when nothing follows it any more: not what is a mark, nor what may be one where the program gives the
+/// message up.
+pub(crate) fn last_owed(engine: &Engine, socket: &mut Socket) -> Option<Vec<u8>> {
+    let mut owed = socket.owed.take()?;
+    let (known, may_be) = suspicion(engine, socket, &mut owed);
+    let has_end = socket.tx_place(engine) != Place::Opaque(UNTIL_CLOSE);
+    let is_missed = known == MAGIC || has_end || socket.link.is_some_and(|link| anchor::is_unsent(link.message));
+    (!may_be || !is_missed).then_some(owed.bytes)
 }
 
 /// Sends `iov` after bytes that the application believes to have sent already.
@@ -176,7 +207,7 @@ pub(crate) fn put_back_all(
     let before = socket.tx_position();
     socket.sent(engine, iov, 0, from);
     let mut call = Call { iov, flags: 0, size: iov::total(iov), done: from, only_put_back: true };
-    let mut result = Ok(());
+    let mut result = if completes_a_mark(engine, socket, iov, from) { Err(Stop::Doubt(COMPLETED)) } else { Ok(()) };
     while call.done < call.size && result.is_ok() {
         result = step(engine, socket, &mut call);
     }
@@ -213,8 +244,8 @@ pub(crate) fn send_owed(engine: &Engine, socket: &mut Socket) -> sys::Result<usi
     Ok(0)
 }
 
-/// Sends what is held back although the application believes it sent; before the sending side is closed.
-pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
+/// Sends what is held back although the application believes it sent. `ends`: nothing follows it.
+pub(crate) fn flush(engine: &Engine, socket: &mut Socket, ends: bool) {
     match leave(engine, socket) {
         Ok(()) => {}
         // The connection is broken already: what was accepted is lost, as it would be in the kernel's own queue.
@@ -224,8 +255,9 @@ pub(crate) fn flush(engine: &Engine, socket: &mut Socket) {
         }
         Err(_) => return doubt(engine, socket, "payload that was accepted cannot be sent"),
     }
-    if let Some(owed) = socket.owed.take() {
-        let _ = sys::send_bytes(socket.fd, &owed.bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    let owed = if ends { last_owed(engine, socket) } else { socket.owed.take().map(|owed| owed.bytes) };
+    if let Some(owed) = owed {
+        let _ = sys::send_bytes(socket.fd, &owed, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     }
 }
 
@@ -346,9 +378,13 @@ fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<
     let before = anchor::next_message();
     if known < MAGIC && !(open && may_begin(engine, socket, before)) {
         send_plain(engine, socket, call, len, false)?;
-        let is_out = open && call.done == call.size && !call.only_put_back;
+        let is_out = open && call.done == call.size;
         socket.let_out = if is_out { known as u8 } else { 0 };
         return Ok(());
+    }
+    // What is accepted must be bound to leave, whatever comes: the kernel tells the application when there is room.
+    if !call.only_put_back && !sys::has_room(socket.fd) {
+        return Err(Stop::Kernel(Errno::EAGAIN));
     }
     // A thread that waits although nothing follows shows that it is no mark.
     batch::remember(socket.fd);
@@ -456,8 +492,11 @@ fn follow(
     };
     let piece = (link.left as usize).min(rest).min(due);
     verify(engine, &anchor, segment, link.offset, call, call.done, piece)?;
-    if link.by_copy || call.only_put_back {
+    if call.only_put_back {
         return put_back(engine, socket, call, link, anchor, piece);
+    }
+    if link.by_copy {
+        return send_copied(engine, socket, call, link, anchor, piece);
     }
     let piece =
         piece + following(engine, &anchor, link.offset + piece as u64, call, call.done + piece, rest.min(due) - piece);
@@ -477,7 +516,7 @@ fn follow(
             Ok(())
         }
         Err(Refusal::Kernel(error)) => Err(error.into()),
-        Err(Refusal::Unspliceable) => put_back(engine, socket, call, link, anchor, piece),
+        Err(Refusal::Unspliceable) => send_copied(engine, socket, call, link, anchor, piece),
         Err(Refusal::Gone) => Err(Stop::Doubt("the pipe holds less than was received")),
     }
 }
@@ -542,7 +581,7 @@ fn verify(
     Ok(())
 }
 
-/// Puts the payload back into the application's buffer and lets it be sent from there: the socket takes no splices.
+/// Puts the payload back into the application's buffer, for somebody else who sends it from there.
 fn put_back(
     engine: &Engine,
     socket: &mut Socket,
@@ -553,20 +592,50 @@ fn put_back(
 ) -> Result<(), Stop> {
     let mut offset = link.offset;
     for (address, bytes) in iov::pieces(call.iov, call.done, piece) {
-        let why = if call.only_put_back { Reason::ExitTls } else { Reason::ExitUnspliceable };
         // SAFETY: the bytes of a placeholder are the application's receive buffer, writable, of which nobody knows what
         // it holds but us.
-        let done = unsafe { anchor.materialise(engine, offset, address, bytes, why) };
-        done.map_err(|_| Stop::Doubt("payload could not be put back"))?;
+        let done = unsafe { anchor.materialise(engine, offset, address, bytes, Reason::ExitTls) };
+        done.map_err(|_| Stop::Doubt(NOT_PUT_BACK))?;
         offset += bytes as u64;
     }
     drop(anchor);
     advance(socket, piece);
-    let link_after = socket.link.take();
-    let sent = send_plain(engine, socket, call, piece, false);
-    socket.link = link_after;
-    sent
+    send_plain(engine, socket, call, piece, false)
 }
+
+const NOT_PUT_BACK: &str = "payload could not be put back";
+
+/// Sends the payload by way of memory: the socket takes no splices. What it does not take yet stays there.
+fn send_copied(
+    engine: &Engine,
+    socket: &mut Socket,
+    call: &mut Call<'_>,
+    link: Link,
+    mut anchor: MutexGuard<'static, Anchor>,
+    piece: usize,
+) -> Result<(), Stop> {
+    if socket.batch.is_some() {
+        drop(anchor);
+        return leave(engine, socket);
+    }
+    let more = piece < call.size - call.done;
+    match anchor.forward_copied(engine, link.offset, piece, socket.fd, more, call.flags) {
+        Ok(n) => {
+            drop(anchor);
+            socket.skipped_tx(engine, n);
+            call.done += n;
+            advance(socket, n);
+            Ok(())
+        }
+        Err(Refusal::Kernel(error)) => Err(error.into()),
+        Err(Refusal::Unspliceable | Refusal::Gone) => Err(Stop::Doubt(NOT_PUT_BACK)),
+    }
+}
+
+#[cfg(test)]
+mod cuts;
+#[cfg(test)]
+mod parts;
 
 #[cfg(test)]
 mod tests {
@@ -614,7 +683,7 @@ mod tests {
     }
 
     /// A client, and the proxy's end of its connection, on which a body of `len` bytes has begun.
-    fn client_of(len: usize) -> (TcpStream, TcpStream) {
+    pub(super) fn client_of(len: usize) -> (TcpStream, TcpStream) {
         let (mut client, mut server) = testing::pair();
         client.write_all(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n").expect("sent");
         assert_ne!(server.read(&mut [0; 256]).expect("a request"), 0);
@@ -626,7 +695,7 @@ mod tests {
     }
 
     /// Payload of which nothing has left: both ends of the backend's connection, where it begins in the body, the placeholder.
-    fn held() -> (TcpStream, TcpStream, usize, Vec<u8>) {
+    pub(super) fn held() -> (TcpStream, TcpStream, usize, Vec<u8>) {
         let (mut near, far, got) = testing::ahead(Some(testing::set()));
         let mut placeholder = vec![0; 8192];
         let n = near.read(&mut placeholder).expect("it was read ahead");

@@ -12,7 +12,7 @@ use crate::mark::{Magic, Secret};
 use crate::pipe::Pool;
 use crate::probes::Probes;
 use crate::routes::Routes;
-use crate::{anchor, sys, table};
+use crate::{anchor, socket, sys, table};
 
 /// Everything that is shared by the threads of one process. Made at the first connection, never freed.
 pub(crate) struct Engine {
@@ -87,6 +87,7 @@ pub(crate) fn after_fork_in_child() {
     let Some(old) = running() else { return };
     ENGINE.store(core::ptr::null_mut(), Ordering::Release);
     table::forget_all();
+    socket::forget_counts();
     anchor::abandon_all();
     old.pipes.abandon();
 }

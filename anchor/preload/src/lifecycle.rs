@@ -117,7 +117,7 @@ pub(crate) fn closing(fd: c_int) -> bool {
         return true;
     }
     if let (Some(mut socket), Some(engine)) = (cell.vacate(), engine::running()) {
-        egress::flush(engine, &mut socket);
+        egress::flush(engine, &mut socket, true);
         if socket.ahead > 0 {
             // As the kernel does where bytes were not read (RFC 9293, section 3.6).
             sys::reset(fd);
@@ -166,7 +166,7 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
 pub(crate) fn shared(fd: c_int) {
     if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
         cell.with(fd, |socket| {
-            egress::flush(engine, socket);
+            egress::flush(engine, socket, false);
             socket.copies = Some(Reason::CallFlags);
             if socket.ahead > 0 {
                 // What was taken from the socket cannot be put back, and who reads on would miss it unawares.
@@ -179,7 +179,7 @@ pub(crate) fn shared(fd: c_int) {
 /// The sending side is about to be shut down.
 pub(crate) fn shutting_down(fd: c_int) {
     if let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) {
-        cell.with(fd, |socket| egress::flush(engine, socket));
+        cell.with(fd, |socket| egress::flush(engine, socket, true));
     }
 }
 
@@ -297,6 +297,29 @@ mod tests {
             let error = far.read(&mut [0; 8]).expect_err("nobody is there");
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         }
+    }
+
+    fn forks() {
+        let (near, _far) = testing::pair();
+        { &near }.write_all(b"\0no HTTP").expect("sent");
+        let uploads = Socket::new(Role::Accepted, 0, None);
+        assert!(uploads.may_leave_unseen(), "otherwise this would test nothing");
+        // SAFETY: the child only looks, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(c_int::from(uploads.may_leave_unseen())) };
+        }
+        let mut status = -1;
+        // SAFETY: the kernel writes one int.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn the_child_of_a_fork_does_not_count_the_connections_of_its_parent() {
+        let name = "lifecycle::tests::the_child_of_a_fork_does_not_count_the_connections_of_its_parent";
+        testing::alone(name, forks);
     }
 
     #[test]

@@ -38,6 +38,10 @@ pub(crate) struct Link {
 /// nothing that might leave there is anchored.
 static PASSED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
+/// Connections by role to which the application could not send all that it wanted to: what they get next may have been received
+/// long before.
+static FULL: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
 /// Bytes of the shortest head that has content behind it: `HTTP/1.1 200 `, a Content-Length of two digits, empty line.
 const SHORTEST_HEAD: u8 = 32;
 
@@ -111,6 +115,8 @@ pub(crate) struct Socket {
     /// What goes through this connection inside TLS, where the TLS library is one that the engine sees.
     pub(crate) tls: Option<Box<crate::tls::Tls>>,
     pub(crate) owed: Option<Box<Owed>>,
+    /// It is one of [`FULL`].
+    is_full: bool,
     /// Bytes of the beginning of a mark that were sent as they are, because no mark could begin there.
     pub(crate) let_out: u8,
     /// Errors that the kernel told after part of a call had succeeded; due at the next call.
@@ -120,6 +126,16 @@ pub(crate) struct Socket {
 
 // The promise is 256 bytes for an idle connection: this, the lock and the entries in the tables.
 const _: () = assert!(size_of::<Cell>() + size_of::<usize>() + watch::BYTES <= 256);
+
+/// Whether a connection on which what was received by `role` may leave takes no more at the moment.
+pub(crate) fn is_other_side_full(role: Role) -> bool {
+    FULL[1 - role as usize].load(Ordering::Relaxed) > 0
+}
+
+/// In the child of a fork: the connections are the parent's.
+pub(crate) fn forget_counts() {
+    PASSED.iter().chain(&FULL).for_each(|count| count.store(0, Ordering::Relaxed));
+}
 
 impl Cell {
     pub(crate) const fn placeholder() -> Self {
@@ -191,6 +207,7 @@ impl Socket {
             batch: None,
             tls: None,
             owed: None,
+            is_full: false,
             let_out: 0,
             rx_error: 0,
             tx_error: 0,
@@ -243,6 +260,20 @@ impl Socket {
     pub(crate) fn uncount_pass(&mut self) {
         if core::mem::take(&mut self.counted) {
             PASSED[self.role as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the application has more to send than the kernel takes.
+    #[inline]
+    pub(crate) fn note_full(&mut self, is_full: bool) {
+        if self.is_full != is_full {
+            self.is_full = is_full;
+            let full = &FULL[self.role as usize];
+            if is_full {
+                full.fetch_add(1, Ordering::Relaxed)
+            } else {
+                full.fetch_sub(1, Ordering::Relaxed)
+            };
         }
     }
 
@@ -556,7 +587,8 @@ impl Socket {
     }
 
     /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
-    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call.
+    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call. None where
+    /// metadata comes first.
     pub(crate) fn payload_ahead(
         &mut self,
         engine: &Engine,
@@ -564,6 +596,30 @@ impl Socket {
         from: usize,
         len: usize,
         to: &mut [u8],
+    ) -> (usize, bool) {
+        self.collect(engine, iov, from, len, to, false)
+    }
+
+    /// As [`Socket::payload_ahead`], over metadata that comes first as well.
+    pub(crate) fn payload_among(
+        &mut self,
+        engine: &Engine,
+        iov: &[iovec],
+        from: usize,
+        len: usize,
+        to: &mut [u8],
+    ) -> (usize, bool) {
+        self.collect(engine, iov, from, len, to, true)
+    }
+
+    fn collect(
+        &mut self,
+        engine: &Engine,
+        iov: &[iovec],
+        from: usize,
+        len: usize,
+        to: &mut [u8],
+        skips: bool,
     ) -> (usize, bool) {
         self.tx_place(engine);
         let (mut tx, mut state) = (self.tx.clone(), self.state.clone());
@@ -575,7 +631,7 @@ impl Socket {
                 let (kind, n) = tx.next(&engine.program, &mut state, Direction::Tx, self.program_role(), rest);
                 let n = n.min(rest.len());
                 match kind {
-                    SpanKind::Metadata if have == 0 => return (0, true),
+                    SpanKind::Metadata if have == 0 && !skips => return (0, true),
                     SpanKind::Metadata => {}
                     SpanKind::Opaque | SpanKind::Passed => {
                         let taken = n.min(to.len() - have);
@@ -593,6 +649,7 @@ impl Socket {
     /// The connection is being closed: what was being sent on it, and was not sent, never will be.
     pub(crate) fn abandon(&mut self, engine: &Engine) {
         self.uncount_pass();
+        self.note_full(false);
         if let Some(mut tls) = self.tls.take() {
             tls.inside.abandon(engine);
         }

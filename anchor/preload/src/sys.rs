@@ -149,7 +149,7 @@ pub(crate) fn write(fd: c_int, bytes: &[u8]) -> Result<usize> {
     unsafe { syscall!(Sysno::write, fd, bytes.as_ptr(), bytes.len()) }
 }
 
-/// Whether a pipe takes more at the moment.
+/// Whether a pipe or a socket takes more at the moment. If not, whoever waits for room will be told of it.
 pub(crate) fn has_room(fd: c_int) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -137,12 +137,18 @@ pub(crate) fn ends<T: Send + 'static>(what: &str, then: impl FnOnce() -> T + Sen
 
 /// Runs a test in a process of its own: what the engine has once is not shared with other tests. `name` is the test's whole name.
 pub(crate) fn alone(name: &str, test: impl FnOnce()) {
+    alone_with(name, &[], test);
+}
+
+/// As [`alone`], with these variables in its environment.
+pub(crate) fn alone_with(name: &str, variables: &[(&str, &str)], test: impl FnOnce()) {
     const NAME: &str = "UNDERDECK_TEST_ALONE";
     if std::env::var(NAME).is_ok_and(|it| it == name) {
         return test();
     }
     let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
-    let output = command.args(["--exact", name, "--nocapture"]).env(NAME, name).output().expect("it starts");
+    command.args(["--exact", name, "--nocapture"]).env(NAME, name).envs(variables.iter().copied());
+    let output = command.output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = !output.status.success() || !said.contains("1 passed");
     assert!(!failed, "{said}{}", String::from_utf8_lossy(&output.stderr));

@@ -15,7 +15,7 @@ use crate::{anchor, egress};
 pub(crate) struct Tls {
     /// Its streams. What it owes is held back until the next write.
     pub(crate) inside: Socket,
-    /// Bytes at the beginning of the next write whose payload has been put back already: the library did not take them.
+    /// Bytes at the beginning of the next write that were made fit already: the library did not take them.
     ready: usize,
     /// How many bytes the last write was to send, with those that were owed.
     offered: usize,
@@ -41,7 +41,8 @@ pub(crate) fn prepare(engine: &Engine, socket: &mut Socket, buffer: *const c_voi
     let tls = of(socket);
     let idle = !anchor::any_open() && tls.inside.link.is_none() && tls.inside.owed.is_none();
     if idle {
-        (tls.ready, tls.offered) = (0, size);
+        // No placeholder stands in them, whatever there will be when the library wants them again.
+        (tls.ready, tls.offered) = (tls.ready.max(size), size);
         return Some(Prepared::AsItIs(size));
     }
     let mut owed = tls.inside.owed.take();
@@ -54,7 +55,8 @@ pub(crate) fn prepare(engine: &Engine, socket: &mut Socket, buffer: *const c_voi
     let ready = tls.ready.min(prefix + size);
     match egress::put_back_all(engine, &mut tls.inside, &all[first..], ready) {
         Ok(sendable) => {
-            (tls.ready, tls.offered) = (sendable, sendable);
+            // What was put back for a longer write stays so.
+            (tls.ready, tls.offered) = (tls.ready.max(sendable), sendable);
             tls.inside.owed = owed;
             Some(tls.offer(buffer, size, prefix))
         }
@@ -100,8 +102,8 @@ pub(crate) fn read(engine: &Engine, socket: &mut Socket, buffer: *const c_void, 
 }
 
 /// What is held back, when nothing can follow any more.
-pub(crate) fn take_owed(socket: &mut Socket) -> Option<Vec<u8>> {
-    socket.tls.as_mut()?.inside.owed.take().map(|owed| owed.bytes)
+pub(crate) fn take_owed(engine: &Engine, socket: &mut Socket) -> Option<Vec<u8>> {
+    egress::last_owed(engine, &mut socket.tls.as_mut()?.inside)
 }
 
 fn of(socket: &mut Socket) -> &mut Tls {
@@ -125,7 +127,6 @@ impl Tls {
         if self.offered <= prefix {
             // Nothing of the new bytes may go yet, and the old ones wait with them.
             self.hold(buffer, 0, size);
-            self.ready = self.offered;
             return Prepared::Nothing;
         }
         let mut bytes = self.inside.owed.as_ref().map_or_else(Vec::new, |owed| owed.bytes.clone());
@@ -138,6 +139,8 @@ impl Tls {
     fn hold(&mut self, buffer: *const c_void, from: usize, to: usize) {
         // SAFETY: the application handed these bytes in to be read.
         let bytes = unsafe { core::slice::from_raw_parts(buffer.cast::<u8>().add(from), to - from) };
-        self.inside.owed.get_or_insert_default().bytes.extend_from_slice(bytes);
+        let owed = self.inside.owed.get_or_insert_default();
+        owed.before = anchor::next_message();
+        owed.bytes.extend_from_slice(bytes);
     }
 }

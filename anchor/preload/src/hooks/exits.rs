@@ -236,7 +236,8 @@ pub unsafe extern "C" fn SSL_read_early_data(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn SSL_shutdown(ssl: *mut Ssl) -> c_int {
     if let Some((fd, cell)) = connection(ssl)
-        && let Some(owed) = quietly(None, || cell.with(fd, tls::take_owed).flatten())
+        && let Some(owed) =
+            quietly(None, || cell.with(fd, |socket| tls::take_owed(engine::running()?, socket)).flatten())
     {
         accept_moving_buffer(ssl);
         write_plain(ssl, owed.as_ptr().cast(), owed.len());
