@@ -17,6 +17,7 @@
 mod ahead;
 mod anchor;
 mod batch;
+mod cell;
 mod config;
 mod egress;
 mod engine;

@@ -6,9 +6,10 @@ use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, socklen_t};
 use underdeck_stats::{Block, Reason, Role};
 
+use crate::cell::Cell;
 use crate::config::{Peer, Rule};
 use crate::engine::{self, Engine};
-use crate::socket::{Cell, Socket};
+use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::{ahead, batch, egress, exits, routes, sys, watch};
 

@@ -1,7 +1,6 @@
 //! A connection that the engine follows: where both of its streams stand.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use libc::iovec;
 use syscalls::Errno;
@@ -13,10 +12,7 @@ use crate::batch::Batch;
 use crate::engine::Engine;
 use crate::mark::Vpi;
 use crate::messages::{RECEIVED, SENT};
-use crate::{anchor, egress, iov, watch};
-
-/// One connection, behind a lock. Cells are used again, never freed.
-pub(crate) struct Cell(Mutex<Option<Socket>>);
+use crate::{anchor, egress, iov};
 
 /// The sending side is in the middle of a segment.
 #[derive(Clone, Copy, Debug)]
@@ -124,9 +120,6 @@ pub(crate) struct Socket {
     pub(crate) tx_error: i16,
 }
 
-// The promise is 256 bytes for an idle connection: this, the lock and the entries in the tables.
-const _: () = assert!(size_of::<Cell>() + size_of::<usize>() + watch::BYTES <= 256);
-
 /// Whether a connection on which what was received by `role` may leave takes no more at the moment.
 pub(crate) fn is_other_side_full(role: Role) -> bool {
     FULL[1 - role as usize].load(Ordering::Relaxed) > 0
@@ -135,47 +128,6 @@ pub(crate) fn is_other_side_full(role: Role) -> bool {
 /// In the child of a fork: the connections are the parent's.
 pub(crate) fn forget_counts() {
     PASSED.iter().chain(&FULL).for_each(|count| count.store(0, Ordering::Relaxed));
-}
-
-impl Cell {
-    pub(crate) const fn placeholder() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    /// Puts a connection into an unused cell; false if the cell was broken by a panic.
-    pub(crate) fn occupy(&self, fd: i32, socket: Socket) -> bool {
-        let Ok(mut slot) = self.0.lock() else { return false };
-        *slot = Some(Socket { fd, ..socket });
-        true
-    }
-
-    /// Runs `then` on the connection, unless it is not that of `fd` any more.
-    pub(crate) fn with<T>(&self, fd: i32, then: impl FnOnce(&mut Socket) -> T) -> Option<T> {
-        let mut guard = self.lock()?;
-        let socket = guard.as_mut()?;
-        if socket.fd != fd {
-            if socket.aliases == 0 {
-                return None;
-            }
-            // One of several: what it is by now, the kernel says.
-            socket.fd = fd;
-        }
-        Some(then(socket))
-    }
-
-    /// Whether somebody is at work on it: perhaps this thread, which a signal has interrupted.
-    pub(crate) fn is_busy(&self) -> bool {
-        matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
-    }
-
-    /// Takes the connection out.
-    pub(crate) fn vacate(&self) -> Option<Socket> {
-        self.lock()?.take()
-    }
-
-    fn lock(&self) -> Option<MutexGuard<'_, Option<Socket>>> {
-        self.0.lock().ok()
-    }
 }
 
 impl Socket {

@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::Mutex;
 
-use crate::socket::{Cell, Socket};
+use crate::cell::Cell;
+use crate::socket::Socket;
 
 /// Descriptors above are left alone.
 pub(crate) const DESCRIPTORS: usize = 1 << 20;

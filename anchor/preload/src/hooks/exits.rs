@@ -6,8 +6,8 @@ use libc::{c_int, c_long, iovec, size_t, ssize_t};
 use underdeck_stats::Reason;
 
 use super::{next, quietly};
+use crate::cell::Cell;
 use crate::mark::Sighting;
-use crate::socket::Cell;
 use crate::tls::{self, Prepared};
 use crate::{anchor, engine, exits, table};
 

@@ -18,8 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use libc::{c_int, c_void, msghdr, ssize_t};
 use syscalls::Errno;
 
+use crate::cell::Cell;
 use crate::engine::{self, Engine};
-use crate::socket::{Cell, Socket};
+use crate::socket::Socket;
 use crate::{egress, sys, table};
 
 /// The next definition of a function after ours, found when it is first needed.

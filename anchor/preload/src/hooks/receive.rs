@@ -4,8 +4,9 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, socka
 use syscalls::Errno;
 
 use super::{fail, next, on, quietly};
+use crate::cell::Cell;
 use crate::engine::Engine;
-use crate::socket::{Cell, Socket};
+use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::{ahead, batch, ingress, iov, lifecycle, sys};
 

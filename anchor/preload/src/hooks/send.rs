@@ -5,7 +5,8 @@ use syscalls::Errno;
 use underdeck_stats::Reason;
 
 use super::{fail, next, on, quietly};
-use crate::socket::{Cell, Socket};
+use crate::cell::Cell;
+use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::{anchor, batch, egress, engine, exits, iov, sys};
 
