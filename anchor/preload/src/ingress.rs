@@ -95,10 +95,11 @@ pub(crate) fn receive(engine: &Engine, socket: &mut Socket, iov: &[iovec], flags
 /// The kernel says that the stream ends. It tells an error once, to whoever comes first: where that was the engine, because it
 /// sent what it had accepted before, a reset would look like an orderly end.
 pub(crate) fn end(socket: &mut Socket) -> sys::Result<usize> {
-    match core::mem::take(&mut socket.tx_error) {
-        0 => Ok(0),
-        error => Err(Errno::new(error.into())),
+    // A broken pipe is for who sends: the peer had ended its stream before (`tcp_reset` of the kernel), and reading tells that.
+    if socket.tx_error == 0 || socket.tx_error == Socket::due(Errno::EPIPE) {
+        return Ok(0);
     }
+    Err(Errno::new(core::mem::take(&mut socket.tx_error).into()))
 }
 
 fn step(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Step {

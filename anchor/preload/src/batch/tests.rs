@@ -293,6 +293,19 @@ fn a_reset_that_a_batch_meets_is_no_orderly_end_for_who_reads() {
 }
 
 #[test]
+fn a_reset_behind_an_orderly_end_does_not_undo_it() {
+    let (mut client, mut server) = client();
+    let (_near, _far, _) = testing::batched(&mut server);
+    client.write_all(b"GET").expect("sent");
+    client.shutdown(Shutdown::Write).expect("shut down");
+    sys::reset(client.as_raw_fd());
+    testing::events(testing::set(), 1);
+    let mut bytes = [0; 8];
+    assert_eq!(server.read(&mut bytes).ok(), Some(3), "it came before");
+    assert_eq!(server.read(&mut bytes).map_err(|error| error.kind()), Ok(0));
+}
+
+#[test]
 fn a_duplicate_that_stays_open_keeps_nothing_back() {
     let (client, mut server) = client();
     let (_near, _far, accepted) = testing::batched(&mut server);
