@@ -233,7 +233,8 @@ fn leave_but(engine: &Engine, socket: &mut Socket, tail: usize, more: bool) -> R
     Ok(())
 }
 
-/// Sends what waits on a connection, payload or what may be the beginning of a mark. `is_busy`: the loop has more to do, so that a packet that is not full may wait a little longer.
+/// Sends what waits on a connection, payload or what may be the beginning of a mark. `is_busy`: the loop has more to do, so that
+/// a packet that is not full may wait a little longer.
 /// False: something is left, because of that, because the kernel does not take it after all, or because somebody is at work on it.
 pub(crate) fn leave_at(fd: c_int, is_busy: bool) -> bool {
     let (Some(cell), Some(engine)) = (table::socket(fd), engine::running()) else { return true };

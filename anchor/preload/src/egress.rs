@@ -88,7 +88,7 @@ fn completes_a_mark(engine: &Engine, socket: &mut Socket, iov: &[iovec], from: u
 fn goes_on(engine: &Engine, socket: &mut Socket, iov: &[iovec], from: usize) -> bool {
     let out = usize::from(core::mem::take(&mut socket.let_out));
     let mut bytes = [0; MAGIC];
-    let (known, _) = socket.payload_among(engine, iov, from, iov::total(iov) - from, &mut bytes[out..]);
+    let (known, _) = socket.payload_ahead(engine, iov, from, iov::total(iov) - from, &mut bytes[out..], true);
     if !engine.magic.goes_on(out, &bytes[out..out + known]) {
         return false;
     }
@@ -126,7 +126,7 @@ pub(crate) fn let_out(engine: &Engine, socket: &mut Socket) -> bool {
 fn suspicion(engine: &Engine, socket: &mut Socket, owed: &mut Owed) -> (usize, bool) {
     let (mut bytes, iov) =
         ([0; MAGIC], [iovec { iov_base: owed.bytes.as_mut_ptr().cast(), iov_len: owed.bytes.len() }]);
-    let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes);
+    let (known, _) = socket.payload_ahead(engine, &iov, 0, owed.bytes.len(), &mut bytes, false);
     (known, known == MAGIC || may_begin(engine, socket, owed.before))
 }
 
@@ -358,7 +358,7 @@ fn first_sighting(engine: &Engine, call: &Call<'_>) -> (usize, Sighting, usize) 
 /// sent, if more is bound to follow: then the next call decides.
 fn resolve(engine: &Engine, socket: &mut Socket, call: &mut Call<'_>) -> Result<(), Stop> {
     let mut bytes = [0; MARK];
-    let (known, open) = socket.payload_ahead(engine, call.iov, call.done, call.size - call.done, &mut bytes);
+    let (known, open) = socket.payload_ahead(engine, call.iov, call.done, call.size - call.done, &mut bytes, false);
     if known == 0 || !engine.magic.could_begin(&bytes[..known]) {
         return send_plain(engine, socket, call, 1, call.size - call.done > 1);
     }

@@ -539,32 +539,9 @@ impl Socket {
     }
 
     /// Collects the next bytes of payload that the application sends, over whatever metadata stands between them, without
-    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call. None where
-    /// metadata comes first.
+    /// moving on: how many there are (up to the length of `to`), and whether more is to come after this call. Where metadata
+    /// comes first: none, unless `skips`.
     pub(crate) fn payload_ahead(
-        &mut self,
-        engine: &Engine,
-        iov: &[iovec],
-        from: usize,
-        len: usize,
-        to: &mut [u8],
-    ) -> (usize, bool) {
-        self.collect(engine, iov, from, len, to, false)
-    }
-
-    /// As [`Socket::payload_ahead`], over metadata that comes first as well.
-    pub(crate) fn payload_among(
-        &mut self,
-        engine: &Engine,
-        iov: &[iovec],
-        from: usize,
-        len: usize,
-        to: &mut [u8],
-    ) -> (usize, bool) {
-        self.collect(engine, iov, from, len, to, true)
-    }
-
-    fn collect(
         &mut self,
         engine: &Engine,
         iov: &[iovec],
